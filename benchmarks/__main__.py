@@ -26,7 +26,7 @@ from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
 RESULTS = Path(__file__).parent / "results"
-_RULE = Path(__file__).parents[1] / "jax_gnn" / "_ops" / "hypergraph_aggregate" / "rule.py"
+_RULE = Path(__file__).parents[1] / "jax_gnn" / "_ops" / "hypergraph_aggregate" / "rule.json"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -190,11 +190,25 @@ def graphs(data: Path | None, seed: int = 0) -> Loaders:
     return {name: found[name] for name in names}
 
 
+def stage_seconds(kernels: Sequence[Any]) -> tuple[float, float]:
+    """Return the seconds of each of the two sums of a call, from its kernels in a profile.
+
+    The second kernel has started, and waits, when the first one ends, so that its time counts from
+    there.
+    """
+    sums = [kernel for kernel in kernels if "sum_kernel" in kernel.name]
+    if len(sums) != 2:
+        names = [kernel.name for kernel in kernels]
+        raise RuntimeError(f"expected the kernels of two sums, the profile shows {names}")
+    first, second = sums
+    return (first.end - first.begin) * 1e-9, (second.end - first.end) * 1e-9
+
+
 def measured_rows(name: str, graph: Incidence, timer: Any, quick: bool) -> list[Row]:
     """Two rows for each width and dtype."""
     import jax.numpy as jnp
 
-    from jax_gnn._tuning.hypergraph import Call, stage_seconds
+    from jax_gnn._tuning.hypergraph import Call
     from jax_gnn._tuning.measure import compile_all
     from jax_gnn.hypergraph import Hypergraph
     from jax_gnn.schedules import HypergraphSchedule

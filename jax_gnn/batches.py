@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 import numpy as np
@@ -163,8 +163,7 @@ class Batch(Generic[G]):
             ValueError: there is not one array for each graph, or its rows are not the nodes.
         """
         size = self.graph_ids.shape[0]
-        rows: Array = to_device(self._joined(values, np.asarray(self.num_nodes), size))
-        return rows
+        return cast(Array, to_device(self._joined(values, np.asarray(self.num_nodes), size)))
 
     def join_edges(self, values: Sequence[ArrayLike], fill_value: ArrayLike = 0) -> Array:
         """Join values of the edges of all graphs to one array in the order of ``graph``. Host only.
@@ -206,8 +205,7 @@ class Batch(Generic[G]):
         padding = 0 if capacity is None else capacity - int(sizes[:count].sum())
         dtype = arrays[0].dtype if arrays else np.dtype(np.float32)
         arrays.append(np.zeros((padding, *features), dtype))
-        rows: np.ndarray = arguments.as_numbers("values", np.concatenate(arrays), np)
-        return rows
+        return cast(np.ndarray, arguments.as_numbers("values", np.concatenate(arrays), np))
 
     def split_nodes(self, values: ArrayLike) -> list[np.ndarray]:
         """Split values of nodes into those of each graph, as arrays of the host.
@@ -288,6 +286,7 @@ def batch(
         members = jax.device_get(members)
     first = members[0]
     nodes = np.array([graph.num_nodes for graph in members], np.int64)
+    # Each side is joined as a graph; hyperedges and relations are put around it afterwards.
     sides = list(zip(*map(_sides, members), strict=True))
     inputs = np.array([[_num_inputs(graph) for graph in side] for side in sides], np.int64).T
     joined = [_join(side, counts) for side, counts in zip(sides, inputs.T, strict=True)]
@@ -358,8 +357,7 @@ def _shifted(ids: Any, offset: Any, dtype: DTypeLike) -> Any:
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
     """Return the start of each of several consecutive ranges."""
-    starts: np.ndarray = np.cumsum(sizes) - sizes
-    return starts
+    return cast(np.ndarray, np.cumsum(sizes) - sizes)
 
 
 def _join(graphs: Sequence[Graph], num_inputs: np.ndarray) -> Graph:
@@ -377,21 +375,18 @@ def _join(graphs: Sequence[Graph], num_inputs: np.ndarray) -> Graph:
         ids = joined(name, sizes) + np.repeat(_starts(ranges), sizes)
         return ids.astype(dtype, copy=False)
 
+    # Row pointers shift by the number of edges before a graph, ids by that of nodes.
     num_edges = np.full(1, counts.sum(), dtype)
-    graph = Graph(
-        indptr=np.concatenate([shifted("indptr", counts, dst), num_edges]),  # type: ignore[arg-type]
-        rows=shifted("rows", dst, counts),
-        cols=shifted("cols", src, counts),
-        t_indptr=np.concatenate([shifted("t_indptr", counts, src), num_edges]),  # type: ignore[arg-type]
-        t_rows=shifted("t_rows", src, counts),
-        t_cols=shifted("t_cols", dst, counts),
-        t_order=shifted("t_order", counts, counts),
-        edge_ids=_shifted(
-            joined("edge_ids", counts), np.repeat(_starts(num_inputs), counts), dtype
-        ),
-        num_input_edges=np.array(num_inputs.sum(), dtype),  # type: ignore[arg-type]
-    )
-    return graph if graphs[0].split is None else graph.with_edge_split()
+    starts: dict[str, Any] = {"indptr": (counts, dst), "t_indptr": (counts, src)}
+    arrays: Any = {
+        name: np.concatenate([shifted(name, *starts[name]), num_edges]) for name in starts
+    }
+    ranges = {"rows": dst, "cols": src, "t_rows": src, "t_cols": dst, "t_order": counts}
+    arrays |= {name: shifted(name, sizes, counts) for name, sizes in ranges.items()}
+    input_starts = np.repeat(_starts(num_inputs), counts)
+    arrays["edge_ids"] = _shifted(joined("edge_ids", counts), input_starts, dtype)
+    arrays["num_input_edges"] = np.array(num_inputs.sum(), dtype)
+    return Graph(**arrays)._split_like(graphs[0])
 
 
 def _padded_batch(
@@ -429,8 +424,7 @@ def _padded_batch(
         hyperedge_ids=None if hyperedges is None else graph_ids(hyperedges, graph.num_hyperedges),
         count=np.array(len(nodes), dtype),  # type: ignore[arg-type]
     )
-    placed_batch: Batch[Any] = to_device(host_batch)
-    return placed_batch
+    return cast(Batch[Any], to_device(host_batch))
 
 
 @public
@@ -497,6 +491,7 @@ def _members(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndar
     for src_start, num_src, dst_start, num_dst, input_start, num_input_edges in zip(
         *(column.tolist() for column in columns), strict=True
     ):
+        # Nodes and edges of a graph are consecutive in both orders, as no edge leaves it.
         row_ptr = graph.indptr[dst_start : dst_start + num_dst + 1]
         start, stop = int(row_ptr[0]), int(row_ptr[-1])
         edges = slice(start, stop)
@@ -511,7 +506,7 @@ def _members(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndar
             edge_ids=_shifted(graph.edge_ids[edges], -input_start, dtype),
             num_input_edges=np.array(num_input_edges, dtype),  # type: ignore[arg-type]
         )
-        members.append(member if graph.split is None else member.with_edge_split())
+        members.append(member._split_like(graph))
     return members
 
 
@@ -524,6 +519,7 @@ def _sizes(graphs: Sizes) -> dict[str, np.ndarray]:
         members = _check_graphs(graphs)
         columns = {name: [_size(x, name) for x in members] for name in SIZES[type(members[0])]}
         return {name: np.array(x, np.int64) for name, x in columns.items() if None not in x}
+    # Sizes without graphs, such as those of files that are read later.
     sizes = {name: arguments.check_ids(f"sizes[{name!r}]", ids) for name, ids in graphs.items()}
     if len({column.shape for column in sizes.values()}) != 1:
         raise ValueError(f"sizes must have one length, got {[*map(len, sizes.values())]}")
@@ -536,8 +532,7 @@ def _sizes(graphs: Sizes) -> dict[str, np.ndarray]:
 def _size(graph: Graph | Hypergraph | RelationalGraph, name: str) -> int | None:
     if isinstance(graph, Hypergraph) and name == "num_head_incidences":
         return None if graph.head is None else graph.head.num_edges
-    size: int | None = getattr(graph, name)
-    return size
+    return cast(int | None, getattr(graph, name))
 
 
 @public
@@ -568,6 +563,7 @@ def batch_budget(sizes: Sizes, num_graphs: int, *, multiple: int = 8) -> dict[st
     for name, value in (("num_graphs", num_graphs), ("multiple", multiple)):
         if arguments.check_integer(name, value) < 1:
             raise ValueError(f"{name} must be positive, got {value}")
+    # Sums of sizes are about normal: few batches exceed their mean by two standard deviations.
     budget = {}
     for name, column in columns.items():
         if not len(column):
@@ -620,6 +616,7 @@ def pack(sizes: Sizes, budget: Mapping[str, int]) -> Iterator[list[int]]:
 
 def _packed(running_sums: np.ndarray, limits: np.ndarray) -> Iterator[list[int]]:
     """Yield the longest runs of graphs in which no column of sums grows by more than its limit."""
+    # A search in the running sums of each column finds the end of a run without a loop over graphs.
     start = 0
     while start < len(running_sums):
         bounds = limits + (running_sums[start - 1] if start else 0)

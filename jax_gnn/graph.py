@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.export
@@ -57,6 +57,9 @@ from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 T = TypeVar("T")
 
+# Arrays of a graph with a number for each edge.
+EDGE_ARRAYS = "rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids"
+
 
 @public
 def host_arrays() -> AbstractContextManager[None]:
@@ -74,8 +77,7 @@ def host_arrays() -> AbstractContextManager[None]:
         >>> graph.rows, jax.device_put(graph).rows
         (array([0, 0, 1], dtype=int32), Array([0, 0, 1], dtype=int32))
     """
-    context: AbstractContextManager[None] = on_host(True)
-    return context
+    return cast(AbstractContextManager[None], on_host(True))
 
 
 @jax.tree_util.register_dataclass
@@ -234,8 +236,7 @@ class Graph:
             arguments.check_range("dst", receivers, names[1], num_dst)
         # Sorted triples without types have the fields of a graph up to edge_ids, in its order.
         count = id_count(senders, edges.indptr.dtype)
-        graph: Graph = to_device(cls(*edges[:-1], None, None, count), device)
-        return graph
+        return cast(Graph, to_device(cls(*edges[:-1], None, None, count), device))
 
     @classmethod
     def from_sorted(
@@ -285,8 +286,7 @@ class Graph:
         elif not is_traced(senders):
             order = None  # an unchecked order could index out of bounds; sorting costs no more
         build = _sorted_traced if is_traced(senders) else _sorted_on_host
-        graph: Graph = to_device(build(senders, receivers, order, num_src, num_dst), device)
-        return graph
+        return cast(Graph, to_device(build(senders, receivers, order, num_src, num_dst), device))
 
     @classmethod
     def from_scipy(cls, matrix: object) -> Graph:
@@ -524,7 +524,7 @@ class Graph:
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         graph = graph._renumbered(edge_ids, self.num_input_edges)
-        return placed_like(self.rows, graph if self.split is None else graph.with_edge_split())
+        return placed_like(self.rows, graph._split_like(self))
 
     def with_edge_split(self) -> Graph:
         """Add ``split`` and ``t_split`` if they are missing, in linear time.
@@ -537,6 +537,10 @@ class Graph:
         if self.split is not None and self.t_split is not None:
             return self
         return _split(self)
+
+    def _split_like(self, graph: Graph) -> Graph:
+        """Add the slots of :meth:`with_edge_split` if another graph has them."""
+        return self if graph.split is None else self.with_edge_split()
 
     @run_on_host()
     def pad(
@@ -570,24 +574,11 @@ class Graph:
             new_src = arguments.added_size("num_src", num_src, self.num_src)
             new_dst = arguments.added_size("num_dst", num_dst, self.num_dst)
         new_edges = arguments.added_size("num_edges", num_edges, self.num_edges)
-
-        def pad(ids: Array) -> Any:
-            return pad_ids(ids, new_edges)
-
-        graph = replace(  # keeps the class: a part of a sharded graph is a subclass
-            self,
-            indptr=pad_indptr(self.indptr, new_dst),
-            rows=pad(self.rows),
-            cols=pad(self.cols),
-            t_indptr=pad_indptr(self.t_indptr, new_src),
-            t_rows=pad(self.t_rows),
-            t_cols=pad(self.t_cols),
-            t_order=pad(self.t_order),
-            edge_ids=pad(self.edge_ids),
-            split=None,
-            t_split=None,
-        )
-        return graph if self.split is None else graph.with_edge_split()
+        arrays: Any = {name: pad_ids(getattr(self, name), new_edges) for name in EDGE_ARRAYS}
+        arrays["indptr"] = pad_indptr(self.indptr, new_dst)
+        arrays["t_indptr"] = pad_indptr(self.t_indptr, new_src)
+        # `replace` keeps the class: a part of a sharded graph is a subclass.
+        return replace(self, **arrays, split=None, t_split=None)._split_like(self)
 
     def check(self, name: str = "graph") -> Graph:
         """Check dtypes and shapes of the arrays, not their values; return the graph as JAX arrays.
@@ -600,8 +591,7 @@ class Graph:
             ValueError: an array is not one-dimensional, or lengths do not fit each other.
         """
         self.check_arrays(name)
-        graph: Graph = jax.tree.map(as_signed, self)
-        return graph
+        return cast(Graph, jax.tree.map(as_signed, self))
 
     def check_arrays(self, name: str = "graph") -> None:
         """Check dtypes and shapes as `check` does, without moving host arrays to a device."""
@@ -641,6 +631,11 @@ class Graph:
         )
         return segments(self.rows, self.num_dst), at_src
 
+    @property
+    def _arrays(self) -> dict[str, Any]:
+        """Arrays by name, without those of subclasses."""
+        return {part.name: getattr(self, part.name) for part in fields(Graph)}
+
     # Hooks that ops call, and that `jax_gnn.insight._gates.GatedGraph` overrides: its messages have
     # factors, to which outputs are attributed.
 
@@ -665,14 +660,12 @@ class Graph:
     @run_on_host("indptr")
     def in_degrees(self) -> Array:
         """Return the number of edges into each destination: ``(num_dst,)`` integers."""
-        degrees: Array = namespace(self.indptr).diff(self.indptr)
-        return degrees
+        return cast(Array, namespace(self.indptr).diff(self.indptr))
 
     @run_on_host("t_indptr")
     def out_degrees(self) -> Array:
         """Return the number of edges out of each source: ``(num_src,)`` integers."""
-        degrees: Array = namespace(self.t_indptr).diff(self.t_indptr)
-        return degrees
+        return cast(Array, namespace(self.t_indptr).diff(self.t_indptr))
 
 
 def _columns_ascend(rows: Array, cols: Array) -> bool:

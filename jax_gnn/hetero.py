@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -92,19 +92,11 @@ class HeteroGraph:
         types: Any = (relational.relation_names or ())[: len(edges) * (1 + inverse)]
         columns: Any = edges.values()
         counts = [np.shape(pair[0])[0] if len(pair) else 0 for pair in columns]
-        indptr = relational.nodes.indptr
+        indptr, graphs = relational.nodes.indptr, (None,) * len(types)
+        static: Any = {"edge_types": types, "inverse": bool(inverse)}
         sizes: Any = np.array(counts, indptr.dtype)
-        graph: HeteroGraph = to_device(
-            cls(
-                relational,
-                (None,) * len(types),
-                num_input_edges=sizes,
-                edge_types=types,
-                inverse=bool(inverse),
-            ),
-            device_of(indptr),
-        )
-        return graph
+        graph = cls(relational, graphs, num_input_edges=sizes, **static)
+        return cast(HeteroGraph, to_device(graph, device_of(indptr)))
 
     # --- Names and sizes -----------------------------------------------------------------------
 
@@ -164,6 +156,7 @@ class HeteroGraph:
                 fit; the error names the type.
         """
         features = self.check_features(x_dict)
+        # No message reads the features of nodes that send nothing.
         senders = {src for src, _, _ in self.edge_types}
         for name, size in self.num_nodes.items():
             if name not in features and size and name in senders:
@@ -269,9 +262,14 @@ class HeteroGraph:
             :meth:`Graph.to_input_order`, and a ValueError if ``num_input_edges`` is None.
         """
         joined = self.relational.to_input_order(values, fill_value)
+        # The input of the relational graph has the edges of one type after those of another.
         bounds = np.cumsum([0, *self._input_counts("to_input_order")])
         pieces = zip(self._input_types, bounds[:-1], bounds[1:], strict=True)
         return {key: joined[start:stop] for key, start, stop in pieces}
+
+    def _require_host(self, caller: str) -> None:
+        if is_traced(self.relational.nodes.rows):
+            raise TypeError(f"{caller} works on the host only: call it before jax.jit")
 
     def _input_counts(self, caller: str) -> list[int]:
         """Return the number of edges of the input for each of its types."""
@@ -314,8 +312,7 @@ class HeteroGraph:
             For each type sources and destinations, ``(edges,)`` int64 each, within their types, as
             :meth:`from_edges` takes them.
         """
-        if is_traced(self.relational.nodes.rows):
-            raise TypeError("edges works on the host only: call it before jax.jit")
+        self._require_host("edges")
         return {key: self._edges(key)[:2] for key in self._input_types}
 
     def with_graphs(self, edge_types: Iterable[EdgeType] | None = None) -> HeteroGraph:
@@ -327,8 +324,7 @@ class HeteroGraph:
         Args:
             edge_types: edge types to add a graph for; None means all.
         """
-        if is_traced(self.relational.nodes.rows):
-            raise TypeError("with_graphs reads values: call it before jax.jit")
+        self._require_host("with_graphs")
         if not (edge_types is None or isinstance(edge_types, Iterable)):
             raise TypeError(f"edge_types must be edge types, got {edge_types!r}")
         sizes, graphs = self.num_nodes, list(self.graphs)
@@ -370,8 +366,7 @@ class HeteroGraph:
                 graph, with inverse ones; None keeps the order.
         """
         relational, input_types = self.relational, self._input_types
-        if is_traced(relational.edge_types):
-            raise TypeError("in_order reads values: call it before jax.jit")
+        self._require_host("in_order")
         new_nodes = self.node_types if node_types is None else tuple(node_types)
         types = self.edge_types if edge_types is None else tuple(edge_types)
         arguments.numbers_by_name(
@@ -379,6 +374,7 @@ class HeteroGraph:
         )
         expected = input_types if len(types) == len(input_types) else self.edge_types
         arguments.numbers_by_name("edge types", expected, types, "the graph", "edge_types")
+        # The prefix of inverse relations is not kept, but names of both kinds differ by it alone.
         inverse = self.edge_types[len(input_types) :]
         prefix = inverse[0][1].removesuffix(input_types[0][1]) if inverse else ""
         edges = {key: self._edges(key) for key in types[: len(input_types)]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import jax
 import numpy as np
@@ -280,6 +280,7 @@ class Hypergraph:
         check_choice("nodes", nodes, ("isolated", "all"))
         graphs = [self.graph] if self.head is None else [self.graph, self.head]
         members = [graph._host_edges("with_self_loops")[:2] for graph in graphs]
+        # A directed hyperedge counts as a node's own if the node alone is its tail and its head.
         if nodes == "isolated":
             covered = np.concatenate([node_idx for node_idx, _ in members])
         else:
@@ -438,6 +439,7 @@ def _build(
     """Build a graph from each set of pairs, whose arrays follow their names for errors."""
     device = device_of(*(array for pairs in incidences for array in pairs))
     checked = [arguments.check_pairs(*pairs) for pairs in incidences]
+    # Tails and heads share the ids, and so the sizes, of nodes and hyperedges.
     all_nodes, all_hyperedges = zip(*checked, strict=True)
     num_nodes = arguments.check_size("num_nodes", num_nodes, *all_nodes)
     num_hyperedges = arguments.check_size("num_hyperedges", num_hyperedges, *all_hyperedges)
@@ -450,8 +452,7 @@ def _build(
         with on_host(True):  # one transfer at the end; traced arrays stay traced
             graph = Graph.from_edges(*pair, **sizes, validate=False).with_edge_split()
         graphs.append(graph)
-    placed_graphs: list[Graph] = to_device(graphs, device)
-    return placed_graphs
+    return cast(list[Graph], to_device(graphs, device))
 
 
 def _single_nodes(

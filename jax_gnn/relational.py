@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -122,21 +122,7 @@ class RelationalGraph:
 
         Its ``num_src`` is the number of pairs. Its edges by destination are those of ``nodes``.
         """
-        nodes, edges = self.nodes, self.out_of_pairs
-        if edges is None:
-            return None
-        graph = Graph(
-            indptr=nodes.indptr,
-            rows=nodes.rows,
-            cols=edges.cols,
-            t_indptr=edges.t_indptr,
-            t_rows=edges.t_rows,
-            t_cols=edges.t_cols,
-            t_order=edges.t_order,
-            edge_ids=nodes.edge_ids,
-            num_input_edges=nodes.num_input_edges,
-        )
-        return nodes._same_edges(graph)
+        return self._of_pairs(self.out_of_pairs)
 
     @property
     def to_pairs(self) -> Graph | None:
@@ -144,21 +130,14 @@ class RelationalGraph:
 
         Its ``num_dst`` is the number of pairs. Its edges by source are those of ``nodes``.
         """
-        nodes, edges = self.nodes, self.into_pairs
+        return self._of_pairs(self.into_pairs)
+
+    def _of_pairs(self, edges: OutOfPairs | IntoPairs | None) -> Graph | None:
+        """Return ``nodes`` with the arrays of a part in place of its own."""
         if edges is None:
             return None
-        graph = Graph(
-            indptr=edges.indptr,
-            rows=edges.rows,
-            cols=nodes.cols,
-            t_indptr=nodes.t_indptr,
-            t_rows=nodes.t_rows,
-            t_cols=edges.t_cols,
-            t_order=nodes.t_order,
-            edge_ids=nodes.edge_ids,
-            num_input_edges=nodes.num_input_edges,
-        )
-        return nodes._same_edges(graph)
+        arrays = self.nodes._arrays | {f.name: getattr(edges, f.name) for f in fields(edges)}
+        return self.nodes._same_edges(Graph(**arrays | {"split": None, "t_split": None}))
 
     # --- Sizes ---------------------------------------------------------------------------------
 
@@ -204,6 +183,7 @@ class RelationalGraph:
         if types is None or relations is None:
             return None
         numbers = {name: i for i, name in enumerate(types)}
+        # A relation that is a mere string, such as "self", joins nodes of several types.
         pairs = [None if isinstance(name, str) else (name[0], name[2]) for name in relations]
         if not {name for pair in pairs if pair for name in pair} <= numbers.keys():
             return None
@@ -423,19 +403,8 @@ class RelationalGraph:
         return graph if namespace(self.nodes.rows) is np else to_device(graph)
 
     def _with_parts(self, parts: tuple[Part, ...]) -> RelationalGraph:
-        nodes = self.nodes
-        edges = SortedTriples(
-            nodes.indptr,
-            nodes.rows,
-            nodes.cols,
-            nodes.t_indptr,
-            nodes.t_rows,
-            nodes.t_cols,
-            nodes.t_order,
-            nodes.edge_ids,
-            self.edge_types,
-        )
-        graph = self
+        arrays = {name: getattr(self.nodes, name) for name in SortedTriples._fields[:-1]}
+        edges, graph = SortedTriples(**arrays, types=self.edge_types), self
         if "from_pairs" in parts and self.pair_src is None:
             pairs, out_of_pairs = source_pairs(edges, self.num_relations)
             graph = replace(graph, pair_src=pairs, out_of_pairs=out_of_pairs)
@@ -477,6 +446,7 @@ class RelationalGraph:
         )
         new_edges = nodes.num_edges - self.num_edges
         padded: dict[str, Any] = {}
+        # The arrays of a part grow by its pairs, and by the edges of the graph.
         for side, edges_name, part, capacity, size in (
             ("src", "out_of_pairs", "from_pairs", num_src_pairs, nodes.num_src),
             ("dst", "into_pairs", "to_pairs", num_dst_pairs, nodes.num_dst),
@@ -519,6 +489,7 @@ class RelationalGraph:
         nodes = self.nodes
         arguments.check_instance(f"{name}.nodes", nodes, Graph)
         nodes.check_arrays(f"{name}.nodes")
+        # Vectors by name, with the lengths that the graph and its pairs demand.
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
         for side, edges_name, kind in (
@@ -654,8 +625,7 @@ class RelationalGraph:
             counts = _counts(run, self.num_edges)[run]
         valid = in_range(rows, self.num_dst)
         inverse_counts = 1 / xp.maximum(counts, 1).astype(dtype)
-        factors: Array = xp.where(valid, inverse_counts, xp.zeros((), dtype))
-        return factors
+        return cast(Array, xp.where(valid, inverse_counts, xp.zeros((), dtype)))
 
     def in_degrees(self) -> Array:
         """Return the number of edges into each (destination, relation) pair: ``(num_dst_pairs,)``.
@@ -677,8 +647,7 @@ class RelationalGraph:
         types, size = self.edge_types, self.num_relations
         valid = in_range(types, size)
         # Padding counts as a further relation, which is cut off.
-        counts: Array = _counts(namespace(types).where(valid, types, size), size + 1)[:size]
-        return counts
+        return cast(Array, _counts(namespace(types).where(valid, types, size), size + 1)[:size])
 
     def _part(self, name: Part) -> Graph:
         graph: Graph | None = getattr(self, name)

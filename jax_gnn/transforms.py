@@ -8,7 +8,7 @@ range, and for bipartite graphs.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -244,8 +244,7 @@ def line_graph(graph: Graph, *, undirected: bool = False) -> Derived:
         shared = dst[first]
     order = np.lexsort((second, first))
     first, second, shared = first[order], second[order], shared[order]
-    with on_host(True):
-        line = Graph.from_edges(first, second, num_nodes=len(edges))
+    line = _on_host(first, second, len(edges))
     return Derived(placed_like(graph.rows, line), edges, shared[line.edge_ids])
 
 
@@ -282,8 +281,7 @@ def clique_expansion(
     shared = (scaled @ _sparse(tail[0], tail[1], size).T).tocoo()
     off_diagonal = shared.row != shared.col
     src, dst = shared.col[off_diagonal], shared.row[off_diagonal]
-    with on_host(True):
-        graph = Graph.from_edges(src, dst, num_nodes=size[0])
+    graph = _on_host(src, dst, size[0])
     values = shared.data[off_diagonal][graph.edge_ids].astype(_float_dtype())
     rows = hypergraph.graph.rows
     return placed_like(rows, graph), to_device(values, device_of(rows))
@@ -310,8 +308,7 @@ def star_expansion(hypergraph: Hypergraph) -> Derived:
     num_nodes, num_hyperedges = hypergraph.num_nodes, hypergraph.num_hyperedges
     src = np.concatenate([tail[0], head[1] + num_nodes])
     dst = np.concatenate([tail[1] + num_nodes, head[0]])
-    with on_host(True):
-        graph = Graph.from_edges(src, dst, num_nodes=num_nodes + num_hyperedges)
+    graph = _on_host(src, dst, num_nodes + num_hyperedges)
     nodes = np.concatenate([np.arange(num_nodes), np.arange(num_hyperedges)])
     edges = np.concatenate([np.arange(len(tail[0])), np.arange(len(head[0]))])[graph.edge_ids]
     return Derived(placed_like(hypergraph.graph.rows, graph), nodes, edges)
@@ -448,8 +445,7 @@ def laplacian_encoding(graph: Graph, k: int, *, graph_ids: ArrayLike | None = No
         top = np.argmax(magnitude >= magnitude.max(0, initial=0) - 1e-6, axis=0)
         sign = np.where(vectors[top, np.arange(len(top))] < 0, -1, 1)
         result[members, : vectors.shape[1]] = vectors * sign
-    encoding: Array = to_device(result.astype(_float_dtype()), device_of(graph.rows))
-    return encoding
+    return cast(Array, to_device(result.astype(_float_dtype()), device_of(graph.rows)))
 
 
 def _eigenvectors(block: Any, has_edges: np.ndarray, count: int) -> np.ndarray:
@@ -510,8 +506,7 @@ def random_walk_encoding(
             if scipy.sparse.issparse(power) and power.nnz > power.shape[0] * len(rows) / 50:
                 power = power.toarray()  # faster from 2 % of entries on
             result[rows, i] = power[rows, np.arange(len(rows))]
-    encoding: Array = to_device(result.astype(_float_dtype()), device_of(graph.rows))
-    return encoding
+    return cast(Array, to_device(result.astype(_float_dtype()), device_of(graph.rows)))
 
 
 # --- Shared helpers ------------------------------------------------------------------------------
@@ -525,6 +520,12 @@ def _nodes_and_edges(
     return graph.num_nodes, graph._host_edges(caller)
 
 
+def _on_host(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> Graph:
+    """Build a graph of arrays in numpy."""
+    with on_host(True):
+        return Graph.from_edges(src, dst, num_nodes=num_nodes)
+
+
 def _derived(
     graph: Graph,
     src: np.ndarray,
@@ -534,11 +535,9 @@ def _derived(
     edges: np.ndarray,
 ) -> Derived:
     """Build a graph of some edges of another, whose input it keeps."""
-    with on_host(True):
-        part = Graph.from_edges(src, dst, num_nodes=len(nodes))
+    part = _on_host(src, dst, len(nodes))
     order = part.edge_ids
-    part = part._renumbered(edge_ids, graph.num_input_edges)
-    part = part if graph.split is None else part.with_edge_split()
+    part = part._renumbered(edge_ids, graph.num_input_edges)._split_like(graph)
     return Derived(placed_like(graph.rows, part), nodes, edges[order])
 
 

@@ -200,6 +200,7 @@ def test_bare_primitive_is_found() -> None:
         transpose={},
         batch=lambda *_: None,
     )
+    del OPS["bare"]  # which its construction has added
     # A primitive with abstract evaluation alone lacks all other rules.
     primitive = Primitive("jax_gnn_bare")
     primitive.def_abstract_eval(lambda x, *, implementation, tree, devices: x)

@@ -200,7 +200,7 @@ def test_in_order(rng: np.random.Generator) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make().in_order(**wrong)
-    with pytest.raises(TypeError, match="in_order reads values"):
+    with pytest.raises(TypeError, match="in_order works on the host only"):
         jax.jit(lambda graph: graph.in_order())(original)
 
 
@@ -215,7 +215,7 @@ def test_through_jit_and_export() -> None:
     # Exported programs need stable names of the container's fields.
     exported = jax.export.export(jax.jit(total))(graph, x).serialize()
     assert jax.export.deserialize(exported).call(graph, x) == 10
-    with pytest.raises(TypeError, match=r"with_graphs reads values: call it before jax\.jit"):
+    with pytest.raises(TypeError, match="with_graphs works on the host only"):
         jax.jit(lambda graph: graph.with_graphs())(graph)
 
 

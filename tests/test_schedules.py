@@ -22,7 +22,7 @@ from jax_gnn import RelationalGraph, cli, schedules
 from jax_gnn._core import schedule_cache
 from jax_gnn._core.schedule import Family
 from jax_gnn._core.schedule_cache import Tuned
-from jax_gnn._ops.hypergraph_aggregate import rule as hypergraph_rule
+from jax_gnn._ops.hypergraph_aggregate import schedule as hypergraph_schedule
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY as HYPERGRAPH
 from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
 from jax_gnn._ops.relational_aggregate.api import counts_of
@@ -31,7 +31,7 @@ from jax_gnn._ops.relational_aggregate.schedule import chosen
 from jax_gnn._ops.segment_matmul.schedule import FAMILY as MATMUL
 from jax_gnn._ops.segment_reduce.schedule import FAMILY as SEGMENT
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes
-from jax_gnn._tuning import command, hypergraph, matmul, segment
+from jax_gnn._tuning import command, matmul, segment
 from jax_gnn._tuning.measure import measure
 from jax_gnn._tuning.timing import Kernel
 from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
@@ -319,11 +319,11 @@ def test_every_hypergraph_has_a_valid_schedule():
 def test_hypergraph_rule_chooses_for_each_sum(monkeypatch):
     queries = []
     monkeypatch.setattr(
-        hypergraph_rule, "choose", lambda **features: queries.append(features) or len(queries)
+        hypergraph_schedule, "rounds", lambda _, features: queries.append(features) or len(queries)
     )
     shape = {"incidences": 80_000, "nodes": 9_000, "hyperedges": 2_000, "width": 64, "itemsize": 2}
     schedule = HYPERGRAPH.rule(*HYPERGRAPH.ops, **shape)
-    assert schedule == HypergraphSchedule(hypergraph_rule.THREADS, 1, 2)
+    assert schedule == HypergraphSchedule(128, 1, 2)
     # Of 2 and then 4 bytes: teams of 8 and of 16 lanes, of which 12,672 and 6,336 run at once.
     assert queries == [
         {"to_nodes": False, "waves": 11_000 / 12_672, "average_degree": 40.0, "row_bytes": 128},
@@ -956,14 +956,12 @@ def database(noise=0.0, seed=0):
 
 def emitted_rule(timings, fitted):
     """The generated rule returns its choice for all features."""
-    rule = types.ModuleType("rule")
-    exec(rules.emit(timings, fitted), rule.__dict__)
-    return functools.partial(rule_choice, rule)
+    rule = json.loads(rules.emit(timings, fitted))
+    return functools.partial(rule_choice, rule["threads"], rule["rounds"])
 
 
-def rule_choice(rule, **features):
-    choice = rule.choose(**{name: features[name] for name in rule.FEATURES})
-    return rule.THREADS, choice
+def rule_choice(threads, tree, **features):
+    return threads, hypergraph_schedule.rounds(tree, features)
 
 
 def test_emitted_rule_equals_the_tree():
@@ -1040,7 +1038,7 @@ def test_slowdowns_are_bounded():
 def test_the_command_writes_rule_and_table(tmp_path, capsys):
     # Times are stored with four digits, so rows are compared within 1e-3 after a round trip.
     timings = database(noise=0.1)
-    path, rule = tmp_path / "times.json", tmp_path / "rule.py"
+    path, rule = tmp_path / "times.json", tmp_path / "rule.json"
     schedule_times.write(timings, path)
     again = schedule_times.read(path)
     assert again.choices == timings.choices
@@ -1072,9 +1070,9 @@ def test_bad_database_files(text, message, tmp_path, capsys):
 
 def test_the_librarys_rule_is_near_the_best_that_was_measured():
     timings = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
-    slowdowns = rules.slowdowns(timings)
+    slowdowns, rule = rules.slowdowns(timings), hypergraph_schedule._rule()
     lost = [
-        slowdowns[number, timings.choices.index(rule_choice(hypergraph_rule, **row.values()))]
+        slowdowns[number, timings.choices.index(rule_choice(*rule, **row.values()))]
         for number, row in enumerate(timings.rows)
     ]
     assert np.exp(np.mean(lost)) < 1.05
@@ -1099,10 +1097,10 @@ def stages(first):
 def test_sums_of_an_aggregation_are_timed_separately():
     # The second kernel may start before the first ends: the overlap belongs to the first.
     copy = Kernel("memcpy", 0, 100)
-    assert hypergraph.stage_seconds([copy, *stages(7e3)]) == pytest.approx((7e-6, 3e-6))
+    assert schedule_times.stage_seconds([copy, *stages(7e3)]) == pytest.approx((7e-6, 3e-6))
     for kernels in ([copy], stages(7e3)[:1], stages(7e3) * 2):
         with pytest.raises(RuntimeError, match="two sums, the profile shows"):
-            hypergraph.stage_seconds(kernels)
+            schedule_times.stage_seconds(kernels)
 
 
 def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp_path):

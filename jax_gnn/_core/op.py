@@ -1,4 +1,4 @@
-"""The record of an op, and the JAX primitive that is made of it.
+"""The record of an op, and the JAX primitive that its construction makes.
 
 This module, :mod:`jax_gnn._core.linear` and :mod:`jax_gnn._core.ffi` are the only ones that touch
 ``jax.extend``, ``jax.interpreters`` and ``jax.ffi``.
@@ -194,6 +194,22 @@ class Op:
     sharding: Callable[..., sharding.Sharding] | None = None
     primitive: Primitive = field(init=False)
 
+    def __post_init__(self) -> None:
+        """Make the primitive: abstract evaluation, JVP, transpose, batching and lowerings."""
+        primitive = Primitive(f"{ffi.TARGET_PREFIX}{self.name}")
+        primitive.multiple_results = self.several
+        object.__setattr__(self, "primitive", primitive)
+        OPS[self.name] = self
+        primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+        primitive.def_abstract_eval(functools.partial(_abstract_eval, self))
+        ad.primitive_jvps[primitive] = functools.partial(_jvp, self)
+        ad.primitive_transposes[primitive] = functools.partial(_transpose, self)
+        batching.primitive_batchers[primitive] = functools.partial(_batch, self)
+        mlir.register_lowering(primitive, functools.partial(lower, self, "xla"))
+        for platform in get_args(Platform):
+            rule = functools.partial(lower, self, platform)
+            mlir.register_lowering(primitive, rule, platform=platform)
+
     def __call__(
         self, *operands: PyTree, implementation: str | None = None, **attributes: Attribute
     ) -> Any:
@@ -233,20 +249,7 @@ def export_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
 
 
 def define(op: Op) -> Op:
-    """Make an op's primitive: abstract evaluation, JVP, transpose, batching and lowerings."""
-    primitive = Primitive(f"{ffi.TARGET_PREFIX}{op.name}")
-    primitive.multiple_results = op.several
-    object.__setattr__(op, "primitive", primitive)
-    OPS[op.name] = op
-    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
-    ad.primitive_jvps[primitive] = functools.partial(_jvp, op)
-    ad.primitive_transposes[primitive] = functools.partial(_transpose, op)
-    batching.primitive_batchers[primitive] = functools.partial(_batch, op)
-    mlir.register_lowering(primitive, functools.partial(lower, op, "xla"))
-    for platform in get_args(Platform):
-        rule = functools.partial(lower, op, platform)
-        mlir.register_lowering(primitive, rule, platform=platform)
+    """Return an op; its construction has made the primitive."""
     return op
 
 

@@ -90,6 +90,10 @@ class Family(Generic[S]):
     describe: Callable[[S], str]
     possible: Callable[..., S] = lambda schedule, op, **call: schedule
 
+    def __post_init__(self) -> None:
+        """Register the family by its ops, so that files of tuned schedules can be read."""
+        schedule_cache.FAMILIES.update(dict.fromkeys(self.ops, self))
+
     def choose(self, op: str, **call: Attribute) -> S:
         """Return the schedule for a call of a kernel, a pure function of shapes."""
         call = self.known(**call)
@@ -126,12 +130,6 @@ def concrete_size(size: int) -> int:
 def concrete_width(width: int) -> int:
     """Return a number of features, a typical one if it is symbolic."""
     return _SYMBOLIC_WIDTH if jax.export.is_symbolic_dim(width) else width
-
-
-def define_family(family: Family[S]) -> Family[S]:
-    """Register a family by its ops, so that files of tuned schedules can be read."""
-    schedule_cache.FAMILIES.update(dict.fromkeys(family.ops, family))
-    return family
 
 
 def describe(key: str, fields: tuple[Any, ...]) -> str:

@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> None:
+    # Arguments are read first, so that mistakes in them show on machines without a GPU, too.
     calls = _calls(args)
     if jax.default_backend() != "gpu":
         raise ValueError(
@@ -128,6 +129,7 @@ def _tune(args: argparse.Namespace) -> None:
     if "float64" in args.dtypes and jnp.result_type(float) != "float64":
         raise ValueError("--dtypes: float64 needs JAX_ENABLE_X64=1")
     timer = ProfilerTimer(_FLUSHES)
+    # Each result is stored at once: an interrupted run keeps what it has measured.
     for call in calls:
         tuned = tune_call(call, timer)
         schedule_cache.store(device, {call.key: tuned})
@@ -137,6 +139,7 @@ def _tune(args: argparse.Namespace) -> None:
 
 def tune_call(call: Call[AnySchedule], timer: Timer) -> Tuned:
     """Return the fastest schedule of a call, or that of the rule if it is hardly slower."""
+    # Noise would favour one of many schedules: the rule's stays unless another gains clearly.
     rule = call.effective(call.rule())
     schedules = [call.rule(), *call.candidates()]
     (times,) = measure([call], lambda _: schedules, timer, _REPEATS)
@@ -285,10 +288,11 @@ def _blame(option: str, path: Path) -> Iterator[None]:
         raise ValueError(f"{option} {path}: {error}") from error
 
 
-def power_law_edges(num_nodes: int, num_edges: int, exponent: float = 0.5) -> segment.Edges:
-    """Draw edges with in-degrees of rank to the power of ``-exponent``, and uniform sources."""
+def power_law_edges(num_nodes: int, num_edges: int) -> segment.Edges:
+    """Draw edges with in-degrees of one over the root of their rank, and uniform sources."""
     rng = np.random.default_rng(0)
-    popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -exponent)
+    # Destinations have the degrees of a power law in random order; sources are uniform.
+    popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -0.5)
     degrees = rng.multinomial(num_edges, popularity / popularity.sum())
     rows = np.repeat(np.arange(num_nodes, dtype=np.int32), degrees)
     cols = rng.integers(num_nodes, size=num_edges, dtype=np.int32)

@@ -13,7 +13,6 @@ from jax_gnn import hypergraph_aggregate
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, HypergraphSchedule
 from jax_gnn._tuning import measure
 from jax_gnn._tuning.measure import numbers
-from jax_gnn._tuning.timing import Kernel
 from jax_gnn.hypergraph import Hypergraph
 
 OPS = ("hypergraph_aggregate",)
@@ -36,13 +35,9 @@ class Call(measure.Call[HypergraphSchedule]):
     @property
     def shape(self) -> dict[str, Any]:
         """Arguments by which the family chooses a schedule."""
-        return {
-            "incidences": self.hypergraph.num_incidences,
-            "nodes": self.hypergraph.num_nodes,
-            "hyperedges": self.hypergraph.num_hyperedges,
-            "width": self.width,
-            "itemsize": self.itemsize,
-        }
+        sizes = "incidences", "nodes", "hyperedges"
+        shape = {name: getattr(self.hypergraph, f"num_{name}") for name in sizes}
+        return {**shape, "width": self.width, "itemsize": self.itemsize}
 
     def candidates(self) -> list[HypergraphSchedule]:
         """Return schedules with blocks of several sizes, and any rounds."""
@@ -60,35 +55,8 @@ class Call(measure.Call[HypergraphSchedule]):
             numbers((graph.num_hyperedges,), scale_dtype),
         )
 
-    def function(
-        self,
-        hypergraph: Hypergraph,
-        x: jax.Array,
-        node_scale: jax.Array,
-        hyperedge_scale: jax.Array,
-    ) -> jax.Array:
+    def function(self, *operands: Any) -> jax.Array:
         """Aggregate features over the hypergraph."""
-        return hypergraph_aggregate(
-            hypergraph,
-            x,
-            node_scale_in=node_scale,
-            node_scale_out=node_scale,
-            hyperedge_scale=hyperedge_scale,
-        )
-
-
-def stage_seconds(kernels: list[Kernel]) -> tuple[float, float]:
-    """Return the seconds of each of the two sums of a call.
-
-    The second kernel has started, and waits, when the first one ends, so that its time counts from
-    there.
-
-    Raises:
-        RuntimeError: There are not two sums.
-    """
-    sums = [kernel for kernel in kernels if "sum_kernel" in kernel.name]
-    if len(sums) != 2:
-        names = [kernel.name for kernel in kernels]
-        raise RuntimeError(f"expected the kernels of two sums, the profile shows {names}")
-    first, second = sums
-    return (first.end - first.begin) * 1e-9, (second.end - first.end) * 1e-9
+        hypergraph, x, node_scale, scale = operands
+        scales = {"node_scale_in": node_scale, "node_scale_out": node_scale}
+        return hypergraph_aggregate(hypergraph, x, hyperedge_scale=scale, **scales)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -76,13 +76,11 @@ class Call(abc.ABC, Generic[AnySchedule]):
 
     def rule(self) -> AnySchedule:
         """Return the schedule of the rule, regardless of the cache."""
-        schedule: AnySchedule = self.family.rule(self.kernel, **self.shape)
-        return schedule
+        return cast(AnySchedule, self.family.rule(self.kernel, **self.shape))
 
     def effective(self, schedule: AnySchedule) -> AnySchedule:
         """Map schedules with the same effect on this call to one of them."""
-        possible: AnySchedule = self.family.possible(schedule, self.kernel, **self.shape)
-        return possible
+        return cast(AnySchedule, self.family.possible(schedule, self.kernel, **self.shape))
 
 
 @jax.jit(static_argnums=(0, 1))
@@ -120,6 +118,7 @@ def compile_all(
 
     The operands of all calls are on the device at once.
     """
+    # Schedules with the same effect are measured once.
     jobs = dict.fromkeys(
         (index, call.effective(schedule))
         for index, call in enumerate(calls)
@@ -130,11 +129,11 @@ def compile_all(
         jax.jit(call.function).trace(*arrays) for call, arrays in zip(calls, operands, strict=True)
     ]
 
+    # XLA compiles without Python's lock. The schedule of a thread is read while it lowers.
     def compile_job(job: tuple[int, AnySchedule]) -> Callable[..., Any]:
         index, schedule = job
         with schedules.use(schedule):
-            executable: Callable[..., Any] = traced[index].lower().compile()
-            return executable
+            return cast(Callable[..., Any], traced[index].lower().compile())
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         executables = zip(jobs, pool.map(compile_job, jobs), strict=True)

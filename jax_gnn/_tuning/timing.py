@@ -69,6 +69,7 @@ def call_kernels(
     Raises:
         RuntimeError: The activity does not have this form, so that calls cannot be told apart.
     """
+    # A group starts at the first of its overwrites, and has all kernels up to the next flush.
     groups: list[list[Kernel]] = []
     num_overwrites = 0
     for kernel in kernels:
@@ -169,6 +170,7 @@ class ProfilerTimer:
 
     def _profile(self, queue: list[Call]) -> Any:
         wait(self._flush.output)
+        # Records of the host would fill the profile, and slow the launches that are timed.
         options = jax.profiler.ProfileOptions()
         options.host_tracer_level = 0
         options.python_tracer_level = 0

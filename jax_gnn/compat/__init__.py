@@ -125,6 +125,7 @@ def _with_submodules(modules: tuple[types.ModuleType, ...]) -> list[types.Module
 
 def _replace(*modules: types.ModuleType) -> Iterator[tuple[str, UndoStep]]:
     """Replace functions in modules; yield the name of each attribute, and its undo step."""
+    # Packages may be imported between two calls: their functions are looked up at each one.
     for package, replacements in _PACKAGES.items():
         if package in sys.modules:
             for original, replacement in replacements.replacements():

@@ -58,6 +58,7 @@ def _variance(segments: Segments, data: Array) -> Array:
 @_with_segments
 def _normalize(segments: Segments, data: Array, eps: float = 1e-8) -> Array:
     mean, variance = _moments(segments, data)
+    # The lower bound keeps segments of equal elements finite, as in jraph.
     scale = jax.lax.rsqrt(jnp.maximum(variance, jnp.array(eps, variance.dtype)))
     return (data - segments.gather(mean)) * segments.gather(scale)
 
@@ -75,6 +76,7 @@ def _or_constant(name: str) -> Callable[..., Array | None]:
     def reduce_or_constant(
         data: object = None, constant: float = 0.0, **arguments: Any
     ) -> Array | None:
+        # Segments without elements hold the reduction's neutral value: their counts tell them.
         result = reduce(data, **arguments)
         segments = segments_of(data, **arguments)
         if result is None or segments is None:

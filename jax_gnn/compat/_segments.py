@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -98,8 +98,7 @@ class Segments:
         """Reduce each segment."""
         if self.look is not None and self.look.index is not None:
             return _reduced(x, self.look.index.matrix, name)
-        result: Array = _segment(x, self.ids, self.size, self._by_sorted(name, x), name)
-        return result
+        return cast(Array, _segment(x, self.ids, self.size, self._by_sorted(name, x), name))
 
     def sum(self, x: Array) -> Array:
         """Sum each segment."""
@@ -120,13 +119,11 @@ class Segments:
             return x[self.ids]
         if look.index is not None:
             return look.index.gather(x)
-        rows: Array = _gather(x, self.ids, self.size, self._by_sorted("sum", x))
-        return rows
+        return cast(Array, _gather(x, self.ids, self.size, self._by_sorted("sum", x)))
 
 
 def _reduced(x: Array, matrix: SparseMatrix, reduce: str) -> Array:
-    result: Array = segment_reduce(x, None, matrix, reduce=reduce, heads=1)
-    return result
+    return cast(Array, segment_reduce(x, None, matrix, reduce=reduce, heads=1))
 
 
 # Jitted also for eager calls, since XLA then drops a sort that nothing needs.

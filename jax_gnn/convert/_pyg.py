@@ -76,6 +76,7 @@ def _from_graphs(graphs: list[PygData], is_batch: bool) -> Data:
             parts[part][key] = values[0]
         else:
             parts[part][key] = _joined(values, by_row=part != "globals")
+    # Ids of each graph were shifted by the nodes before it.
     edge_index = np.concatenate(edges, axis=1)
     return Data(Graph.from_edges(*edge_index, num_nodes=int(starts[-1])), **parts)
 
@@ -129,6 +130,7 @@ def _length(value: object) -> int | None:
 
 def _joined(values: list[Any], by_row: bool) -> Any:
     """Concatenate the rows of several graphs, or list values of graphs that are not one row."""
+    # Arrays of one row for each graph become one array; other values of graphs stay a list.
     if all(isinstance(value, np.ndarray) and value.ndim for value in values):
         if by_row or all(len(value) == 1 for value in values):
             return np.concatenate(values)

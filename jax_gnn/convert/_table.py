@@ -222,6 +222,7 @@ def _as_integers(values: Column) -> Column:
     finite = values[is_finite]
     if (finite != np.floor(finite)).any() or (np.abs(finite) >= 2**53).any():
         return values
+    # pandas writes integers as floats in a column with empty cells.
     integers = np.where(is_finite, values, 0).astype(np.int64).astype(object)
     integers[~is_finite] = None
     return integers
@@ -316,6 +317,7 @@ def _count_repeated(graph: Container) -> tuple[int, int]:
     """Return the number of edges or incidences that repeat another, and of all."""
     if isinstance(graph, HeteroGraph):
         graph = graph.relational
+    # The graph that holds the edges, or the incidences, of each kind of container.
     edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
     edges = edges.graph if isinstance(edges, Hypergraph) else edges
     types = [graph.edge_types] if isinstance(graph, RelationalGraph) else []

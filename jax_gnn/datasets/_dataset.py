@@ -97,13 +97,7 @@ class NodeDataset:
         self._check_structure()
         if self.x is not None:
             self._set("x", check_features("x", self.x, num_nodes))
-        if self.feature_names is not None:
-            names = self._set("feature_names", check_names("feature_names", self.feature_names))
-            if len(names) != self.num_features:
-                raise ValueError(
-                    f"feature_names: expected {self.num_features} names, one for each column of x, "
-                    f"got {len(names)}"
-                )
+        self._check_names("feature_names", self.num_features, "column of x")
         y = self._set("y", _check_labels(self.y))
         # Splits and labels are of nodes, or of graphs in a GraphsDataset.
         count, what = self.num_examples, self.example
@@ -119,13 +113,7 @@ class NodeDataset:
             names = self._set("label_names", check_names("label_names", self.label_names))
             if y.max(initial=-1) >= len(names):
                 raise ValueError(f"label_names: {len(names)} names, but y holds class {y.max()}")
-        if self.node_names is not None:
-            names = check_names("node_names", self.node_names, repeated=True)
-            self._set("node_names", names)
-            if len(names) != num_nodes:
-                raise ValueError(
-                    f"node_names: expected {num_nodes} names, one for each node, got {len(names)}"
-                )
+        self._check_names("node_names", num_nodes, "node", repeated=True)
 
     def _check_structure(self) -> None:
         raise NotImplementedError
@@ -133,6 +121,24 @@ class NodeDataset:
     def _set(self, field: str, value: Any) -> Any:
         object.__setattr__(self, field, value)
         return value
+
+    def _check_names(self, field: str, count: int, what: str, *, repeated: bool = False) -> None:
+        """Check a field of names, of which there is one for each ``what``, unless it is None."""
+        if getattr(self, field) is None:
+            return
+        names = self._set(field, check_names(field, getattr(self, field), repeated=repeated))
+        if len(names) != count:
+            raise ValueError(
+                f"{field}: expected {count} names, one for each {what}, got {len(names)}"
+            )
+
+    def _check_numbers(self, field: str, count: int) -> np.ndarray:
+        """Check a field of ``count`` integers from -1."""
+        numbers = check_ids(field, getattr(self, field), MAX_SIZE, start=-1)
+        self._set(field, numbers)
+        if numbers.size != count:
+            raise ValueError(f"{field}: expected {count} entries, got {numbers.size}")
+        return numbers
 
     def _count_repeated(self, count: int) -> None:
         if count:
@@ -352,9 +358,7 @@ class GraphsDataset(NodeDataset):
             pair = int(self.src[across[0]]), int(self.dst[across[0]])
             raise ValueError(f"src, dst: edge {pair} joins two graphs")
         if self.folds is not None:
-            folds = self._set("folds", check_ids("folds", self.folds, MAX_SIZE, start=-1))
-            if folds.size != sizes.size:
-                raise ValueError(f"folds: expected {sizes.size} entries, got {folds.size}")
+            self._check_numbers("folds", sizes.size)
 
     @property
     def num_examples(self) -> int:
@@ -439,12 +443,7 @@ class RelationalDataset(NodeDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.relation_names is not None:
-            names = self._set("relation_names", check_names("relation_names", self.relation_names))
-            if len(names) != self.num_relations:
-                raise ValueError(
-                    f"relation_names: expected {self.num_relations} names, got {len(names)}"
-                )
+        self._check_names("relation_names", self.num_relations, "relation")
 
     def _check_structure(self) -> None:
         num_relations = check_size("num_relations", self.num_relations)
@@ -489,13 +488,9 @@ class RelationalDataset(NodeDataset):
             if self.node_type_names is not None or self.x_by_type is not None:
                 raise ValueError("node_type: missing, but there are names or features of types")
             return
-        types = self._set("node_type", check_ids("node_type", self.node_type, MAX_SIZE, start=-1))
-        if types.size != self.num_nodes:
-            raise ValueError(f"node_type: expected {self.num_nodes} entries, got {types.size}")
-        names = check_names(
-            "node_type_names", () if self.node_type_names is None else self.node_type_names
-        )
-        self._set("node_type_names", names)
+        types = self._check_numbers("node_type", self.num_nodes)
+        type_names = () if self.node_type_names is None else self.node_type_names
+        names = self._set("node_type_names", check_names("node_type_names", type_names))
         if types.max(initial=-1) >= len(names):
             raise ValueError(f"node_type: {types.max()} has none of {len(names)} node_type_names")
         # Features of a type have a row for each node of the type.

@@ -155,12 +155,6 @@ def _make_dense(arrays: dict[str, Any], memory: Memory) -> None:
         arrays["x"] = dense_from_csr("x", data, indices, indptr, shape, memory)
 
 
-def _unlabelled(arrays: dict[str, Any], memory: Memory) -> np.ndarray:
-    size = check_size("num_nodes", arrays["num_nodes"])
-    memory.claim("num_nodes", size * ID_BYTES)
-    return np.full(size, -1, np.int32)
-
-
 def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
     """Read a dataset whose arrays have the names of its fields."""
     require_file(path, "a .npz file")
@@ -179,8 +173,10 @@ def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
         )
     with errors_in(path):
         _make_dense(arrays, memory)
-        if "y" not in arrays:
-            arrays["y"] = _unlabelled(arrays, memory)
+        if "y" not in arrays:  # no node has a label
+            size = check_size("num_nodes", arrays["num_nodes"])
+            memory.claim("num_nodes", size * ID_BYTES)
+            arrays["y"] = np.full(size, -1, np.int32)
         result = dataset(name=path.stem, **arrays)
         if isinstance(result, HypergraphDataset):
             # Empty hyperedges are a mere number in the file.

@@ -165,15 +165,13 @@ _ALLOWED: dict[tuple[str, str], type] = {
     ("__builtin__", "object"): _Inert,
     ("numpy", "ndarray"): _Inert,
     ("numpy", "dtype"): _PickledDtype,
-    ("numpy.core.multiarray", "_reconstruct"): PickledArray,
-    ("numpy._core.multiarray", "_reconstruct"): PickledArray,  # numpy 2
-    ("numpy.core.multiarray", "scalar"): _PickledScalar,
-    ("numpy._core.multiarray", "scalar"): _PickledScalar,
-    ("numpy.core.numeric", "_frombuffer"): _PickledBuffer,  # protocol 5
-    ("numpy._core.numeric", "_frombuffer"): _PickledBuffer,
     ("scipy.sparse.csr", "csr_matrix"): PickledCsr,
     ("scipy.sparse._csr", "csr_matrix"): PickledCsr,  # scipy 1.8
 }
+for _core in ("numpy.core", "numpy._core"):  # of numpy 1 and 2
+    _ALLOWED[f"{_core}.multiarray", "_reconstruct"] = PickledArray
+    _ALLOWED[f"{_core}.multiarray", "scalar"] = _PickledScalar
+    _ALLOWED[f"{_core}.numeric", "_frombuffer"] = _PickledBuffer  # protocol 5
 
 
 class _Tuple(tuple[Any, ...]):

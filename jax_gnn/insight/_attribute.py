@@ -99,6 +99,17 @@ class Attribution:
         return self.edges[:count], np.stack([graph.cols, graph.rows], 1)[:count]
 
 
+def edge_scores(name: str, scores: Attribution | ArrayLike, num_edges: int) -> np.ndarray:
+    """Check an attribution to edges, or a number for each edge; return ``(num_edges,)``."""
+    values = scores.edges if isinstance(scores, Attribution) else scores
+    if values is None:
+        raise ValueError(f"{name} must be an attribution to edges, got one without")
+    array = arguments.to_numpy(name, values)
+    if array.shape != (num_edges,):
+        raise ValueError(f"{name} must be ({num_edges=},), got shape {array.shape}")
+    return array
+
+
 def attribute(
     model: Callable[..., Any],
     graph: Container,
@@ -173,12 +184,14 @@ def attribute(
         >>> attribution.nodes, attribution.top_edges(1)
         (array([0., 2., 0., 8.], dtype=float32), [(3, 2, 8.0)])
     """
+    # The model runs once here, for the explained entries; methods run it on parts of its inputs.
     check_choice("method", method, get_args(Method))
     call, columns = prepared(model, graph, x, index, target, named)
     has_edges = isinstance(call.graph, Edged)
     edges = has_edges if edges is None else arguments.check_flag("edges", edges)
     if edges:
         check_edged("edges=True needs", call.graph)
+    # A subgraph has new ids: its attributions are brought back to the graph's ids at the end.
     part = None
     if num_hops is not None:
         if not isinstance(graph, Graph):
@@ -238,6 +251,7 @@ def _by_gradients(
             of_x, of_edges = jax.tree.map(jnp.abs, (of_x, of_edges))
         else:
             of_x = of_x * call.x
+    # Zeros alone may mean that the model has messages that no gate reaches: say so.
     if of_edges is not None and not np.any(of_edges):
         _methods.check_gates(call)
     features = np.asarray(of_x)
@@ -258,6 +272,7 @@ def _call_on_subgraph(call: Call, part: Derived) -> Call:
         padded[: len(ids)] = values[ids]
         return jnp.asarray(padded)
 
+    # Arguments of nodes and edges shrink with the graph; the prefixes of their names tell them.
     named = dict(call.named)
     for name, value in call.named.items():
         if name.startswith("edge_") and value is not None:

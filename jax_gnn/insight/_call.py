@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -96,8 +96,7 @@ class Call(NamedTuple):
             for name, value in named.items()
         }
         argument = graph if self.batch is None else replace(self.batch, graph=graph)
-        result: Array = self.model(argument, self.x if x is None else x, **named)
-        return result
+        return cast(Array, self.model(argument, self.x if x is None else x, **named))
 
     def logits(self, output: Array) -> Array:
         """Return the explained rows of an output, ``(count, columns)``."""
@@ -173,6 +172,7 @@ def prepared(
                 )
         if edges.num_src != x.shape[0]:
             raise ValueError(f"x must be (num_nodes={edges.num_src}, *features), got {x.shape}")
+    # A module is a pytree, whose program is compiled once; a function becomes a static argument.
     if jax.tree_util.all_leaves([model]):
         model = Function(model)
     select = None if target is None or not callable(target) else Function(target)
@@ -202,6 +202,7 @@ def prepared(
     else:
         rows = arguments.check_ids("index", np.atleast_1d(arguments.to_numpy("index", index)))
         arguments.check_range("index", rows, "the rows of the output", shape[0])
+    # An output of one number for each row has one column.
     table = np.asarray(output, np.float64).reshape(shape[0], -1)[rows]
     if target is None:
         columns = table.argmax(1) if table.shape[1] else np.zeros(len(rows), int)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn.insight._attribute import Attribution
+from jax_gnn.insight._attribute import Attribution, edge_scores
 from jax_gnn.insight._call import Container, outputs_of, prepared
 from jax_gnn.insight._gates import check_edged, edges_of
 
@@ -71,22 +71,17 @@ def fidelity(
     call, _ = prepared(model, graph, x, index, None, named)
     check_edged("graph must be", call.graph)
     graph = edges_of(call.graph)
-    scores = attribution.edges if isinstance(attribution, Attribution) else attribution
-    if scores is None:
-        raise ValueError("attribution must have edges, got one without")
-    scores = arguments.to_numpy("attribution", scores)
-    if scores.shape != (graph.num_edges,):
-        raise ValueError(
-            f"attribution must be (num_edges={graph.num_edges},), got shape {scores.shape}"
-        )
+    scores = edge_scores("attribution", attribution, graph.num_edges)
     count = int(graph.indptr[-1])
     top = np.argsort(-scores[:count], kind="stable")[: arguments.check_size("num_edges", num_edges)]
     is_top = np.zeros(graph.num_edges, bool)
     is_top[top] = True
+    # Two runs on some edges: those of the explanation alone, and all others alone.
     with_all, with_top = map(call.logits, outputs_of(call, jnp.asarray(is_top)))
     without_top = call.logits(outputs_of(call, jnp.asarray(~is_top))[1])
     if with_all.shape[1] < 2:
         raise ValueError(f"the model must give (rows, classes), got {with_all.shape[1]} columns")
+    # KL(p, q) from logarithms, which stay finite where probabilities round to 0.
     p, q = jax.nn.log_softmax(with_all), jax.nn.log_softmax(with_top)
     divergence = jnp.sum(jnp.exp(p) * (p - q), 1)
     classes, top_classes, other_classes = (

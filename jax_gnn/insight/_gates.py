@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -45,11 +45,11 @@ class GatedGraph(Graph):
     @classmethod
     def of(cls, graph: Graph, gate: Array, log: Log | None = None) -> GatedGraph:
         """Add gates to a graph."""
-        return cls(**_parts(graph), gate=gate, log=log)
+        return cls(**graph._arrays, gate=gate, log=log)
 
     def check(self, name: str = "graph") -> GatedGraph:
         """Check dtypes and shapes of the graph: see :meth:`Graph.check`."""
-        return replace(self, **_parts(self._plain.check(name)))
+        return replace(self, **self._plain.check(name)._arrays)
 
     def transpose(self) -> GatedGraph:
         """Reverse all edges, and move their gates along: see :meth:`Graph.transpose`."""
@@ -81,7 +81,7 @@ class GatedGraph(Graph):
 
     @property
     def _plain(self) -> Graph:
-        return Graph(**_parts(self))
+        return Graph(**self._arrays)
 
     def _same_edges(self, graph: Graph) -> Graph:
         return GatedGraph.of(graph, jnp.asarray(self.gate), self.log)
@@ -127,10 +127,6 @@ def gated(graph: Edged, gate: Array, log: Log | None = None) -> Edged:
     return replace(graph, graph=edges)
 
 
-def _parts(graph: Graph) -> dict[str, Any]:
-    return {part.name: getattr(graph, part.name) for part in fields(Graph)}
-
-
 def compaction(keep: Array) -> tuple[Array, Array]:
     """Compact the edges to keep at the front, in their order.
 
@@ -138,6 +134,7 @@ def compaction(keep: Array) -> tuple[Array, Array]:
         The old position of each new edge, -1 at the end, and the new position of each old edge, -1
         for removed ones.
     """
+    # Edges to keep count those before them; all others are sent past the end, and dropped.
     count = keep.shape[0]
     position = jnp.where(keep, jnp.cumsum(keep) - 1, count)
     source = jnp.full(count, PADDING, jnp.int32).at[position].set(jnp.arange(count), mode="drop")
@@ -165,6 +162,7 @@ def without_edges(graph: Edged, keep: Array) -> tuple[Edged, Array]:
 def _without_graph_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
     keep = keep & (graph.rows >= 0)
     source, position = compaction(keep)
+    # The same edges in the order by source; a padding position reads the False at the end.
     t_keep = jnp.append(keep, False)[jnp.where(graph.t_order < 0, -1, graph.t_order)]
     t_source, _ = compaction(t_keep)
 
@@ -185,7 +183,7 @@ def _without_graph_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
         edge_ids=take(graph.edge_ids, source),
         num_input_edges=graph.num_input_edges,
     )
-    return (part if graph.split is None else part.with_edge_split()), source
+    return part._split_like(graph), source
 
 
 def _without_relational_edges(graph: RelationalGraph, keep: Array) -> tuple[RelationalGraph, Array]:
@@ -207,18 +205,14 @@ def _without_relational_edges(graph: RelationalGraph, keep: Array) -> tuple[Rela
         validate=False,
     )
     edge_ids = take_ids(nodes.edge_ids, source).astype(nodes.edge_ids.dtype)
-    without_pairs = replace(
-        graph,
-        nodes=replace(part.nodes, edge_ids=edge_ids, num_input_edges=nodes.num_input_edges),
-        edge_types=part.edge_types.astype(graph.edge_types.dtype),
-        pair_src=None,
-        out_of_pairs=None,
-        pair_dst=None,
-        into_pairs=None,
-    )
+    nodes = replace(part.nodes, edge_ids=edge_ids, num_input_edges=nodes.num_input_edges)
+    types = part.edge_types.astype(graph.edge_types.dtype)
+    # The pairs of the whole graph may have lost all edges: those that are left are found anew.
     pairs = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
+    no_pairs: Any = dict.fromkeys(("pair_src", "out_of_pairs", "pair_dst", "into_pairs"))
+    graph = replace(graph, nodes=nodes, edge_types=types, **no_pairs)
     parts = tuple(name for name in PARTS if pairs[name] is not None)
-    return (without_pairs.with_parts(*parts) if parts else without_pairs), source
+    return (graph.with_parts(*parts) if parts else graph), source
 
 
 def values_at(values: Array, source: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -183,8 +183,7 @@ def occluded_nodes(call: Call) -> Array:
     def decrease(node: Array) -> Array:
         return value - call.value(call.x.at[node].set(0))
 
-    decreases: Array = jax.lax.map(decrease, jnp.arange(call.x.shape[0]))
-    return decreases
+    return cast(Array, jax.lax.map(decrease, jnp.arange(call.x.shape[0])))
 
 
 # --- GNNExplainer --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn.graph import Graph
-from jax_gnn.insight._attribute import Attribution
+from jax_gnn.insight._attribute import Attribution, edge_scores
 from jax_gnn.transforms import k_hop_subgraph
 
 Axes: TypeAlias = Any  # of matplotlib, which is optional
@@ -73,15 +73,8 @@ def plot_neighborhood(
     src, dst = (np.asarray(ids)[:count] for ids in (part.graph.cols, part.graph.rows))
     scores = None
     if edges is not None:
-        values = edges.edges if isinstance(edges, Attribution) else edges
-        if values is None:
-            raise ValueError("edges must be an attribution to edges, got one without")
-        values = arguments.to_numpy("edges", values)
-        if values.shape != (graph.num_edges,):
-            raise ValueError(
-                f"edges must be (num_edges={graph.num_edges},), got shape {values.shape}"
-            )
-        scores = np.abs(values[part.edges].astype(float))
+        scores = edge_scores("edges", edges, graph.num_edges)
+        scores = np.abs(scores[part.edges].astype(float))
     top_edges = None if scores is None else top_edges
     nodes, pairs, line_scores = _lines(part.nodes, src, dst, scores, top_edges)
     if len(nodes) > MAX_NODES:

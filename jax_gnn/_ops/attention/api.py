@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -38,7 +38,7 @@ from jax_gnn._ops.attention.scores import (
     GATv2Scores,
     Scores,
 )
-from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, weighted_sum
 from jax_gnn.graph import Graph
 
 
@@ -344,8 +344,7 @@ class _AttentionArgs(NamedTuple):
     @property
     def acc(self) -> DTypeLike:
         """Accumulator type."""
-        result: DTypeLike = accumulator_dtype(self.value.dtype)
-        return result
+        return cast(DTypeLike, accumulator_dtype(self.value.dtype))
 
     @property
     def matrix(self) -> SparseMatrix:
@@ -402,14 +401,8 @@ class _AttentionArgs(NamedTuple):
             )
             self.gated_graph._note("attention", edge_weights)
             if edge_features is not None:
-                y += segment_reduce(
-                    as_matrix(edge_features),
-                    edge_weights(),
-                    xla.carried(matrix),
-                    reduce="sum",
-                    heads=heads,
-                    implementation=implementation,
-                )
+                features, by_edge = as_matrix(edge_features), xla.carried(matrix)
+                y += weighted_sum(features, edge_weights(), by_edge, heads, implementation)
         y = reshape(y, num_dst, *self.value.shape[1:]).astype(self.value.dtype)
         return (y, xla.logsumexp(stats)) if self.return_lse else y
 

@@ -13,7 +13,7 @@ and q = a · r, with a kernel of its own.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._core.sharding import where
 from jax_gnn._ops.attention.schedule import choose_slopes
 from jax_gnn._ops.matrix_sharding import matrix_sharding
@@ -128,7 +128,6 @@ def _sum(
 
 
 def _scores_call(platform: str, operands: Keys, *, heads: int, slope: float) -> Call | None:
-    del platform
     row_key, col_key, vector, matrix = operands
     indices = csr_operands(matrix.by_row, col_key.shape[0])
     if indices is None:
@@ -176,8 +175,7 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
 
 def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        result: Array = batch_features((), bind, operands, batched, size, per_entry=True)
-        return result
+        return cast(Array, batch_features((), bind, operands, batched, size, per_entry=True))
 
     def scores(keys: Keys) -> Array:
         p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])
@@ -230,26 +228,23 @@ def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> 
 
 
 def _flops(operands: Keys | LeakySum, **attributes: object) -> int:
-    del attributes
     return 4 * operands.matrix.by_row.count * row_width(operands[0])
 
 
 # Attributes of all three: heads, and slope, that of the LeakyReLU below 0.
-leaky_scores = define(
-    Op(
-        name="leaky_scores",
-        operands=Keys,
-        result=per_entry,
-        xla=_scores,
-        call=_scores_call,
-        jvp=_scores_jvp,
-        transpose={},
-        batch=_scores_batch,
-        flops=_flops,
-        sharding=matrix_sharding(
-            {"row_key": "rows (h k)", "col_key": "cols (h k)", "vector": ". (h k)"}, "entries h"
-        ),
-    )
+leaky_scores = Op(
+    name="leaky_scores",
+    operands=Keys,
+    result=per_entry,
+    xla=_scores,
+    call=_scores_call,
+    jvp=_scores_jvp,
+    transpose={},
+    batch=_scores_batch,
+    flops=_flops,
+    sharding=matrix_sharding(
+        {"row_key": "rows (h k)", "col_key": "cols (h k)", "vector": ". (h k)"}, "entries h"
+    ),
 )
 
 
@@ -262,24 +257,22 @@ leaky_dots = Linear(
 )
 
 
-leaky_sum = define(
-    Op(
-        name="leaky_sum",
-        operands=LeakySum,
-        result=per_row,
-        xla=_sum,
-        call=_sum_call,
-        transpose={"factor": _sum_transpose_factor, "vector": _sum_transpose_vector},
-        batch=_sum_batch,
-        flops=_flops,
-        sharding=matrix_sharding(
-            {
-                "row_key": "rows (h k)",
-                "col_key": "cols (h k)",
-                "factor": "weights h",
-                "vector": ". (h k)",
-            },
-            "rows (h k)",
-        ),
-    )
+leaky_sum = Op(
+    name="leaky_sum",
+    operands=LeakySum,
+    result=per_row,
+    xla=_sum,
+    call=_sum_call,
+    transpose={"factor": _sum_transpose_factor, "vector": _sum_transpose_vector},
+    batch=_sum_batch,
+    flops=_flops,
+    sharding=matrix_sharding(
+        {
+            "row_key": "rows (h k)",
+            "col_key": "cols (h k)",
+            "factor": "weights h",
+            "vector": ". (h k)",
+        },
+        "rows (h k)",
+    ),
 )

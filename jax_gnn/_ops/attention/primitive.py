@@ -34,7 +34,7 @@ from jax_gnn._core.kernels import (
     unscheduled_workspace,
 )
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp
 from jax_gnn._core.sharding import Piece, Sharding
 from jax_gnn._ops import composition, use_implementation
 from jax_gnn._ops.attention import xla
@@ -42,6 +42,7 @@ from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_wh
 from jax_gnn._ops.attention.scores import (
     AdditiveScores,
     DotScores,
+    Entries,
     EntryScores,
     GATv2Scores,
     Scores,
@@ -100,7 +101,6 @@ class Residuals(NamedTuple):
 
 
 def _results(operands: Attended, *, heads: int, keeps_raw: bool, **attributes: Any) -> list[Any]:
-    del attributes
     x, (by_row, _) = operands.value, operands.matrix
     acc = accumulator_dtype(x.dtype)
     return [
@@ -113,7 +113,6 @@ def _results(operands: Attended, *, heads: int, keeps_raw: bool, **attributes: A
 def _tangent_shapes(
     residuals: Residuals, tangents: Tangents, **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
-    del tangents, attributes
     y, stats = residuals.y, residuals.stats
     return [
         jax.ShapeDtypeStruct(y.shape, y.dtype),
@@ -125,7 +124,6 @@ def _gradient_shapes(
     residuals: Residuals, *, heads: int, with_row: bool = False, **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of ``attention_vjp``'s results; absent gradients have no rows."""
-    del attributes
     shapes = residuals.scores.shapes(residuals.value, residuals.matrix, heads)
     shapes = shapes._replace(value=like_first(residuals), **{"score" if with_row else "row": None})
     absent = jax.ShapeDtypeStruct((0, heads), accumulator_dtype(residuals.value.dtype))
@@ -154,7 +152,7 @@ def _composed(
     keeps_raw: bool,
     **options: Any,
 ) -> list[Array]:
-    raw = scores.raw(value, matrix, **options)
+    raw = scores.raw(Entries(value, matrix, **options))
     slope = options.pop("slope")
     if isinstance(scores, EntryScores):
         results = xla.attention(value, raw, entry_scale, matrix, **options)
@@ -176,7 +174,7 @@ def _raw_function(
 
     def raw(arrays: dict[str, Array]) -> Array:
         fields = {names[name]: array for name, array in arrays.items() if name != "value"}
-        return replace(scores, **fields).raw(arrays.get("value", value), matrix, **options)
+        return replace(scores, **fields).raw(Entries(arrays.get("value", value), matrix, **options))
 
     arrays = {"value": value} | {name: getattr(scores, field) for name, field in names.items()}
     return raw, {name: x for name, x in arrays.items() if getattr(tangents, name) is not None}
@@ -214,18 +212,18 @@ def _raw_gradients(
 @composition
 def _composed_vjp(*, with_row: bool, heads: int, slope: float, **operands: Any) -> list[Array]:
     residuals = Residuals(**operands)
-    value, scores, matrix = residuals.value, residuals.scores, residuals.matrix
-    options: Any = {"heads": heads, "slope": slope}
+    scores, options = residuals.scores, dict[str, Any](heads=heads, slope=slope)
+    entries = Entries(residuals.value, residuals.matrix, heads, slope)
     if with_row:
         grads = gradients(*residuals, **options)
-        row = scores.finish(grads, value, matrix, **options).row
+        row = scores.finish(grads, entries).row
         return [*grads._replace(row=row, score=grads.score[:0])]
     if isinstance(scores, EntryScores):
         to_value, to_raw = xla.attention_vjp(residuals, heads=heads)
     else:
-        raw = residuals.raw if scores.is_kept else scores.raw(value, matrix, **options)
+        raw = residuals.raw if scores.is_kept else scores.raw(entries)
         to_value, to_raw = _raw_gradients(residuals, raw, **options)
-    grads = scores.gradients(to_raw, value, matrix, **options)
+    grads = scores.gradients(to_raw, entries)
     grads = grads._replace(value=to_value if grads.value is None else to_value + grads.value)
     shapes = _gradient_shapes(residuals, heads=heads, with_row=False)
     return [
@@ -382,7 +380,7 @@ def _transpose(
     if not to_scale and (scores.keys == 0 or scores.has_one_pass(value, options["heads"])):
         with_row = tangents.row is not None and tangents.score is None
         grads = gradients(*residuals, with_row=with_row, **options)
-        return scores.finish(grads, value, matrix, **options)
+        return scores.finish(grads, Entries(value, matrix, options["heads"], options["slope"]))
     # No kernel has these gradients: transpose the computation of the raw scores.
     tangents = tangents._replace(value=value)
     function, arrays = _raw_function(residuals, tangents, **options)
@@ -408,8 +406,7 @@ def _vjp_transpose(bind: Bind, cts: list[Array | None], residuals: Residuals) ->
     absent = "score" if bind.attributes["with_row"] else "row"
     tangents = Tangents(*cts)._replace(**{absent: None})
     residuals = residuals._replace(ct=None, log_sum_ct=None)
-    results: list[Array] = attention_jvp(residuals, tangents, **_options(bind))
-    return results
+    return attention_jvp(residuals, tangents, **_options(bind))
 
 
 # --- Batches -------------------------------------------------------------------------------------
@@ -520,7 +517,6 @@ def _vjp_sharding(residuals: Residuals, results: Sequence[Array], **attributes: 
 
 
 def _flops(operands: Any, **attributes: object) -> int:
-    del attributes
     width, scores = row_width(operands.value), operands.scores
     score_flops = 0 if scores.keys == 0 else row_width(scores.row) if scores.keys else width
     return int(2 * operands.matrix.by_row.count * (width + score_flops))
@@ -530,20 +526,18 @@ def _flops(operands: Any, **attributes: object) -> int:
 # the largest score or a number near it, without a derivative, and the logarithm of the sum, inf for
 # a row without entries; and raw scores, which have no rows unless `keeps_raw`, and are -inf for
 # entries without a relation. Attributes: heads, slope of the LeakyReLU, keeps_raw.
-attention = define(
-    Op(
-        name="attention",
-        operands=Attended,
-        result=_results,
-        xla=_composed,
-        call=_call,
-        jvp=_jvp,
-        transpose={},
-        batch=_batch,
-        several=True,
-        flops=_flops,
-        sharding=_sharding,
-    )
+attention = Op(
+    name="attention",
+    operands=Attended,
+    result=_results,
+    xla=_composed,
+    call=_call,
+    jvp=_jvp,
+    transpose={},
+    batch=_batch,
+    several=True,
+    flops=_flops,
+    sharding=_sharding,
 )
 
 
@@ -576,7 +570,7 @@ def weights(
 ) -> Array:
     """Return the weights of values in ``attention``, ``(entries, heads)``; 0 for padding."""
     with use_implementation(implementation):
-        raw = scores.raw(value, matrix, heads=heads, slope=slope)
+        raw = scores.raw(Entries(value, matrix, heads, slope))
         score = _entry_scores(scores, raw, slope).score
         return xla.weights(score, entry_scale, stats, matrix)
 
@@ -590,21 +584,19 @@ attention_jvp = Linear(
 
 # Results: the gradients of `Tangents`. Attributes: heads, slope, and with_row, whether the gradient
 # of rows is a result, in place of that of scores.
-attention_vjp = define(
-    Op(
-        name="attention_vjp",
-        operands=Residuals,
-        result=_gradient_shapes,
-        xla=_composed_vjp,
-        call=_vjp_call,
-        jvp=_vjp_jvp,
-        transpose={("ct", "log_sum_ct"): _vjp_transpose},
-        batch=_vjp_batch,
-        several=True,
-        flops=lambda operands, **_: 2 * _flops(operands),
-        family=FAMILY,
-        sharding=_vjp_sharding,
-    )
+attention_vjp = Op(
+    name="attention_vjp",
+    operands=Residuals,
+    result=_gradient_shapes,
+    xla=_composed_vjp,
+    call=_vjp_call,
+    jvp=_vjp_jvp,
+    transpose={("ct", "log_sum_ct"): _vjp_transpose},
+    batch=_vjp_batch,
+    several=True,
+    flops=lambda operands, **_: 2 * _flops(operands),
+    family=FAMILY,
+    sharding=_vjp_sharding,
 )
 
 

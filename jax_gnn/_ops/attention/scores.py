@@ -12,7 +12,7 @@ values.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,23 @@ from jax_gnn._core.schedule import concrete_width
 from jax_gnn._ops.attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.attention.schedule import Shaped, holds_whole_heads
 from jax_gnn._ops.attention.xla import end_matrices
-from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, total, weighted_sum
 
 
-class ScoreOptions(TypedDict):
-    """Number of heads, and slope of attention's LeakyReLU."""
+class Entries(NamedTuple):
+    """Entries whose scores are computed.
 
+    Attributes:
+        value: ``(columns, heads · features)`` values, which may be keys.
+        matrix: matrix of the entries.
+        heads: number of heads.
+        slope: slope of attention's LeakyReLU.
+    """
+
+    value: Array
+    matrix: SparseMatrix
     heads: int
-    slope: float
+    slope: float = 1.0
 
 
 class Tangents(NamedTuple):
@@ -59,7 +68,7 @@ class Tangents(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Base of all kinds; options of the methods are heads and slope.
+    """Base of all kinds.
 
     A kind without a kernel needs only its fields, `tangent_fields` and `raw`.
 
@@ -80,22 +89,16 @@ class Scores:
     is_leaky: ClassVar[bool] = False
     is_kept: ClassVar[bool] = False
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
+    def raw(self, entries: Entries) -> Array:
         """Return the raw scores, ``(entries, heads)``; any number for padding."""
         raise NotImplementedError
 
-    def gradients(
-        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
+    def gradients(self, ct: Array, entries: Entries) -> Tangents:
         """Return a kernel's gradients, without ``row``, from the cotangent of raw scores."""
-        del value, matrix, options
         return Tangents(score=ct)
 
-    def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
+    def finish(self, grads: Tangents, entries: Entries) -> Tangents:
         """Return the gradients of all fields, from those of a kernel."""
-        del value, matrix, options
         return grads
 
     def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:
@@ -114,14 +117,12 @@ class Scores:
 
     def has_one_pass(self, value: Shaped, heads: int) -> bool:
         """Return whether CUDA computes the gradients by column in one pass over the entries."""
-        del value, heads
         return False
 
     def has_kernel(
         self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
     ) -> bool:
         """Return whether a platform has attention with such scores, or its gradients by column."""
-        del for_vjp
         return platform == "cuda" and self.has_one_pass(value, heads)
 
 
@@ -136,7 +137,6 @@ class _NumberScores(Scores):
     def has_kernel(
         self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
     ) -> bool:
-        del platform, heads, for_vjp
         return concrete_width(row_width(value)) != 0
 
 
@@ -154,13 +154,10 @@ class EntryScores(_NumberScores):
     number = 0
     tangent_fields: ClassVar = {"score": "score"}
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
-        del value, matrix, options
-        result: Array = self.score
-        return result
+    def raw(self, entries: Entries) -> Array:
+        return cast(Array, self.score)
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del value, heads, raw
         return {"entry": self.score}
 
 
@@ -181,28 +178,19 @@ class AdditiveScores(_NumberScores):
     tangent_fields: ClassVar = {"row": "row", "col": "col"}
     is_leaky = True
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
-        del value
-        at_row, at_col = end_matrices(matrix)
+    def raw(self, entries: Entries) -> Array:
+        at_row, at_col = end_matrices(entries.matrix)
         return gather(self.row, at_row) + gather(self.col, at_col)
 
-    def gradients(
-        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
-        del value
-        return Tangents(col=total(ct, end_matrices(matrix)[1]), score=ct)
+    def gradients(self, ct: Array, entries: Entries) -> Tangents:
+        return Tangents(col=total(ct, end_matrices(entries.matrix)[1]), score=ct)
 
-    def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
-        del value
+    def finish(self, grads: Tangents, entries: Entries) -> Tangents:
         if grads.row is not None:
             return grads
-        row = total(grads.score, end_matrices(matrix)[0])
-        return grads._replace(row=row)
+        return grads._replace(row=total(grads.score, end_matrices(entries.matrix)[0]))
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del value, heads, raw
         return {"row": self.row, "col": self.col}
 
 
@@ -223,13 +211,11 @@ class _KeyScores(Scores):
     def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return row_width(self.row) == row_width(value) and holds_whole_heads(value, heads)
 
-    def gradients(
-        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
+    def gradients(self, ct: Array, entries: Entries) -> Tangents:
         def raw(fields: dict[str, Array]) -> Array:
-            return replace(self, **fields).raw(value, matrix, **options)
+            return replace(self, **fields).raw(entries)
 
-        fields = {"col": self.key(value)}
+        fields = {"col": self.key(entries.value)}
         if isinstance(self, GATv2Scores):
             fields["vector"] = self.vector
         (grads,) = jax.vjp(raw, fields)[1](ct)
@@ -241,19 +227,14 @@ class _KeyScores(Scores):
         """Return the cotangent of scores before they are scaled."""
         return ct
 
-    def row_gradient(
-        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Array:
+    def row_gradient(self, ct: Array, entries: Entries) -> Array:
         """Return the gradient of the rows' keys, from the cotangent of unscaled scores."""
         raise NotImplementedError
 
-    def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
+    def finish(self, grads: Tangents, entries: Entries) -> Tangents:
         if grads.row is not None:
             return grads
-        row = self.row_gradient(grads.score, self.key(value), matrix, **options)
-        return grads._replace(row=row)
+        return grads._replace(row=self.row_gradient(grads.score, entries))
 
 
 @jax.tree_util.register_dataclass
@@ -275,24 +256,18 @@ class DotScores(_KeyScores):
     tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "scale"}
     shared = ("scale",)
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
-        result: Array = (
-            sddmm(self.row, self.key(value), matrix, heads=options["heads"]) * self.scale
+    def raw(self, entries: Entries) -> Array:
+        return self.unscaled(
+            sddmm(self.row, self.key(entries.value), entries.matrix, heads=entries.heads)
         )
-        return result
 
     def unscaled(self, ct: Array) -> Array:
-        result: Array = ct * self.scale
-        return result
+        return cast(Array, ct * self.scale)
 
-    def row_gradient(
-        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Array:
-        result: Array = segment_reduce(key, ct, matrix, reduce="sum", heads=options["heads"])
-        return result
+    def row_gradient(self, ct: Array, entries: Entries) -> Array:
+        return weighted_sum(self.key(entries.value), ct, entries.matrix, entries.heads)
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del heads, raw
         scale = Operand.of(jnp.ravel, self.scale)
         return {"row": self.row, "col": self.key(value), "factor": scale}
 
@@ -321,18 +296,17 @@ class GATv2Scores(_KeyScores):
     number = 3
     tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "vector"}
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
-        result: Array = leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
-        return result
+    def raw(self, entries: Entries) -> Array:
+        value, matrix, heads, slope = entries
+        options: Any = {"heads": heads, "slope": slope}
+        return cast(Array, leaky_scores(self.row, self.key(value), self.vector, matrix, **options))
 
-    def row_gradient(
-        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Array:
-        result: Array = leaky_sum(self.row, key, ct, self.vector, matrix, **options)
-        return result
+    def row_gradient(self, ct: Array, entries: Entries) -> Array:
+        value, matrix, heads, slope = entries
+        options: Any = {"heads": heads, "slope": slope}
+        return cast(Array, leaky_sum(self.row, self.key(value), ct, self.vector, matrix, **options))
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del heads, raw
         vector = Operand.of(jnp.ravel, self.vector)
         return {"row": self.row, "col": self.key(value), "factor": vector}
 
@@ -367,30 +341,22 @@ class TypedScores(Scores):
     is_leaky = True
     is_kept = True
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
-        raw = (
-            typed_dots(value, self.of_value, self.col_types, matrix, heads=options["heads"])
-            + self.at_row
+    def raw(self, entries: Entries) -> Array:
+        dots = typed_dots(
+            entries.value, self.of_value, self.col_types, entries.matrix, heads=entries.heads
         )
-        return jnp.where(in_range(self.types, len(self.of_value))[:, None], raw, -jnp.inf)
+        is_typed = in_range(self.types, len(self.of_value))[:, None]
+        return jnp.where(is_typed, dots + self.at_row, -jnp.inf)
 
-    def gradients(
-        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
-        del value
-        to_dots = total(ct, end_matrices(matrix)[1])
+    def gradients(self, ct: Array, entries: Entries) -> Tangents:
+        to_dots = total(ct, end_matrices(entries.matrix)[1])
         by_type = segments(self.col_types, len(self.of_value)).T
-        to_value = segment_reduce(
-            self.of_value, to_dots, by_type, reduce="sum", heads=options["heads"]
-        )
+        to_value = weighted_sum(self.of_value, to_dots, by_type, entries.heads)
         return Tangents(value=to_value, col=to_dots, score=ct)
 
-    def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
-    ) -> Tangents:
-        del matrix
+    def finish(self, grads: Tangents, entries: Entries) -> Tangents:
         by_type = segments(self.col_types, len(self.of_value))
-        of_value = segment_reduce(value, grads.col, by_type, reduce="sum", heads=options["heads"])
+        of_value = weighted_sum(entries.value, grads.col, by_type, entries.heads)
         return grads._replace(col=None, vector=of_value)
 
     def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,13 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, as_column
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import PADDING
-from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
+from jax_gnn._ops.segment_reduce.primitive import (
+    gather,
+    sddmm,
+    segment_reduce,
+    total,
+    weighted_sum,
+)
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 
 
@@ -89,7 +95,7 @@ def attention(
     weight, _ = _softmax(score, stats, matrix)
     if entry_scale is not None:
         weight = weight * entry_scale
-    y = segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
+    y = weighted_sum(value, weight, matrix, heads)
     return [y, stats]
 
 
@@ -104,9 +110,9 @@ def attention_jvp(
     dlog_sum = total(dshare, at_rows)
     if entry_scale is not None:
         share, dshare = share * entry_scale, dshare * entry_scale
-    dy = segment_reduce(value, dshare, matrix, reduce="sum", heads=heads)
+    dy = weighted_sum(value, dshare, matrix, heads)
     if dvalue is not None:
-        dy = segment_reduce(dvalue, share, matrix, reduce="sum", heads=heads) + dy
+        dy = weighted_sum(dvalue, share, matrix, heads) + dy
     by_head = y.reshape(y.shape[0], heads, y.shape[1] // heads).astype(dlog_sum.dtype)
     normalization = (by_head * dlog_sum[..., None]).reshape(y.shape)
     return [dy - normalization.astype(y.dtype), dlog_sum]
@@ -126,7 +132,7 @@ def attention_vjp(residuals: Any, *, heads: int) -> tuple[Array, Array]:
     scaled = share
     if entry_scale is not None:
         scaled, dots = share * entry_scale, dots * jnp.where(valid, entry_scale, 0)
-    to_value = segment_reduce(ct, scaled, matrix.T, reduce="sum", heads=heads)
+    to_value = weighted_sum(ct, scaled, matrix.T, heads)
     to_score = share * (dots - gather(delta, at_rows))
     return to_value, jnp.where(valid, to_score, 0).astype(accumulator_dtype(value.dtype))
 
@@ -156,8 +162,7 @@ def shares(stats: Array, matrix: SparseMatrix, shift: Array | None = None) -> Ar
     scores = scores if shift is None else scores + shift.astype(scores.dtype)
     smallest = float(jnp.finfo(stats.dtype).min) / 4  # the difference of two -inf is NaN
     scores = jnp.maximum(scores, smallest)
-    result: Array = segment_softmax(scores, matrix)
-    return result
+    return cast(Array, segment_softmax(scores, matrix))
 
 
 def logsumexp(stats: Array) -> Array:

@@ -194,7 +194,9 @@ def hypergraph_aggregate(
         bias=None if bias is None else bias.ravel(),
         activation=activation,
     )
-    y = _aggregate_in_one_call(args) if args.is_one_call else _aggregate_by_stage(args)
+    # The primitive has both stages in one call, of sums without weights.
+    in_one_call = args.reduces == ("sum", "sum") and not args.is_weighted
+    y = _aggregate_in_one_call(args) if in_one_call else _aggregate_by_stage(args)
     return reshape(apply_activation(y, args.activation), *args.shape)
 
 
@@ -527,19 +529,9 @@ class _AggregateArgs(NamedTuple):
         return self.activation == "relu"
 
     @property
-    def has_epilogue(self) -> bool:
-        """Whether a term is added to the result."""
-        return any(x is not None for x in (self.self_scale, self.residual, self.bias))
-
-    @property
     def is_weighted(self) -> bool:
         """Whether incidences have weights."""
         return any(stage.gated.weight is not None for stage in (self.to_hyperedges, self.to_nodes))
-
-    @property
-    def is_one_call(self) -> bool:
-        """Whether the primitive computes both stages."""
-        return self.reduces == ("sum", "sum") and not self.is_weighted
 
 
 def _parse_stages(
@@ -653,7 +645,9 @@ def _aggregate_by_stage(args: _AggregateArgs) -> Array:
     scales = args.node_scale_in, args.hyperedge_scale, args.node_scale_out
     h = args.x
     # A bare maximum is exact in any type; all other results would be rounded between the stages.
-    is_exact = args.reduces[0] != "sum" and not (args.has_epilogue or args.is_weighted)
+    terms = args.self_scale, args.residual, args.bias
+    has_terms = any(term is not None for term in terms)
+    is_exact = args.reduces[0] != "sum" and not (has_terms or args.is_weighted)
     if not is_exact or any(scale is not None for scale in scales):
         h = h.astype(to_hyperedges.acc)
     h = to_hyperedges.reduce(_scale_rows(h, scales[0], to_hyperedges.reversed), args.reduces[0])

@@ -19,7 +19,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import block_workspace, like_first, narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
+from jax_gnn._core.op import Bind, Call, Op, composed_jvp
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
@@ -297,8 +297,7 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
     )
     if self_scale is not None:
         operands = operands._replace(self_scale=jnp.broadcast_to(self_scale, operands.x.shape[:2]))
-    result: Array = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
-    return result
+    return cast(Array, disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size))
 
 
 # --- Several devices -----------------------------------------------------------------------------
@@ -306,7 +305,6 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
 
 def _sharding(operands: Aggregation, results: object, **attributes: object) -> Sharding:
     """Split features, and blocks without common nodes: neither needs a collective."""
-    del results, attributes
     # Names of axes: b blocks, n nodes and m hyperedges of a block, e and d entries of both stages.
     stages = {"e": operands.to_hyperedges, "d": operands.to_nodes}
     nodes, blocks = operands.x.shape[0], operands.to_nodes.by_row.blocks
@@ -345,8 +343,7 @@ def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
         matrices = operands.to_hyperedges, operands.to_nodes
         first, second = (local_blocks(matrix, pieces["b"]) for matrix in matrices)
         operands = operands._replace(to_hyperedges=first, to_nodes=second)
-    result: Array = bind(operands)
-    return result
+    return cast(Array, bind(operands))
 
 
 # --- The primitive -------------------------------------------------------------------------------
@@ -356,7 +353,6 @@ def _composition(
     platform: str, implementation: str | None, operands: Aggregation, relu: bool = False
 ) -> Callable[..., Array] | None:
     """Return the aggregation with all axes of the features joined, as kernels take them."""
-    del platform
     if len(operands.x.shape) == 2:
         return None
 
@@ -369,8 +365,7 @@ def _composition(
             bias=None if bias is None else bias.ravel(),
         )
         result = aggregate(*operands, relu=relu, implementation=implementation)
-        output: Array = result.reshape(arrays["x"].shape)
-        return output
+        return cast(Array, result.reshape(arrays["x"].shape))
 
     return joined
 
@@ -426,30 +421,27 @@ def _num_blocks(slots: EdgeSplit | None, teams: int, rounds: int) -> int:
 
 
 def _flops(operands: Aggregation, **attributes: object) -> int:
-    del attributes
     stages = operands.to_hyperedges.by_row, operands.to_nodes.by_row
     return row_width(operands.x) * sum(stage.count + stage.num_rows for stage in stages)
 
 
 # Attribute: relu, whether the epilogue applies it.
-aggregate = define(
-    Op(
-        name="hypergraph_aggregate",
-        operands=Aggregation,
-        result=like_first,
-        xla=xla.hypergraph_aggregate,
-        call=_call,
-        composition=_composition,
-        jvp=_jvp,
-        transpose={
-            "x": _transpose_x,
-            "node_scale_in": _transpose_scale_in,
-            "hyperedge_scale": _transpose_hyperedge_scale,
-            "node_scale_out": _transpose_scale_out,
-        },
-        batch=_batch,
-        flops=_flops,
-        family=FAMILY,
-        sharding=_sharding,
-    )
+aggregate = Op(
+    name="hypergraph_aggregate",
+    operands=Aggregation,
+    result=like_first,
+    xla=xla.hypergraph_aggregate,
+    call=_call,
+    composition=_composition,
+    jvp=_jvp,
+    transpose={
+        "x": _transpose_x,
+        "node_scale_in": _transpose_scale_in,
+        "hyperedge_scale": _transpose_hyperedge_scale,
+        "node_scale_out": _transpose_scale_out,
+    },
+    batch=_batch,
+    flops=_flops,
+    family=FAMILY,
+    sharding=_sharding,
 )

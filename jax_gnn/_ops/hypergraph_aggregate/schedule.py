@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from jax_gnn._core.csr import SLOT_SIZE
-from jax_gnn._core.schedule import MANY, THREADS, Family, define_family
-from jax_gnn._ops.hypergraph_aggregate import rule
+from jax_gnn._core.schedule import MANY, THREADS, Family
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes, word_features
 
 # Multiprocessors of an H200, and the threads of this kernel that one of them holds.
 _MULTIPROCESSORS = 132
 _RESIDENT_THREADS = 768
+
+
+RULE = Path(__file__).with_name("rule.json")
+"""Decision tree fitted to measurements: threads of a block, and rounds by features of a stage."""
+Tree: TypeAlias = "int | list[Any]"
+"""Rounds; or a feature, a threshold, and the trees of features up to it and above."""
+
+
+@functools.cache
+def _rule() -> tuple[int, Tree]:
+    rule = json.loads(RULE.read_text())
+    return rule["threads"], rule["rounds"]
+
+
+def rounds(tree: Tree, features: dict[str, float]) -> int:
+    """Return the rounds that a tree has for features of a stage."""
+    while not isinstance(tree, int):
+        name, threshold, low, high = tree
+        tree = low if features[name] <= threshold else high
+    return tree
 
 
 class HypergraphSchedule(NamedTuple):
@@ -41,30 +63,22 @@ def _from_rule(
         width: Number of features.
         itemsize: Bytes of a feature.
     """
-    del op
     # The second stage reads the first one's sums, which are in the accumulator type.
     to_hyperedges = stage_features(incidences, hyperedges, width, itemsize)
     to_nodes = stage_features(incidences, nodes, width, max(itemsize, 4))
-    stages: list[dict[str, Any]] = [
-        {"to_nodes": False, **to_hyperedges},
-        {"to_nodes": True, **to_nodes},
-    ]
-    rounds, next_rounds = (
-        rule.choose(**{name: stage[name] for name in rule.FEATURES}) for stage in stages
-    )
-    return HypergraphSchedule(rule.THREADS, rounds, next_rounds)
+    stages = {"to_nodes": False, **to_hyperedges}, {"to_nodes": True, **to_nodes}
+    threads, tree = _rule()
+    return HypergraphSchedule(threads, *(rounds(tree, stage) for stage in stages))
 
 
-FAMILY = define_family(
-    Family(
-        schedule=HypergraphSchedule,
-        allowed=(THREADS, MANY, MANY),
-        ops=("hypergraph_aggregate",),
-        exact=("width", "itemsize"),
-        sizes=("incidences", "nodes", "hyperedges"),
-        rule=_from_rule,
-        describe=lambda s: f"{s.threads} threads, {s.rounds} and {s.next_rounds} rounds",
-    )
+FAMILY = Family(
+    schedule=HypergraphSchedule,
+    allowed=(THREADS, MANY, MANY),
+    ops=("hypergraph_aggregate",),
+    exact=("width", "itemsize"),
+    sizes=("incidences", "nodes", "hyperedges"),
+    rule=_from_rule,
+    describe=lambda s: f"{s.threads} threads, {s.rounds} and {s.next_rounds} rounds",
 )
 
 

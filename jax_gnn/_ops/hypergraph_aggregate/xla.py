@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -40,8 +42,7 @@ def _gather_reduce(csr: Csr, x: Array, col_scale: Array, row_scale: Array) -> Ar
     # segment_sum drops ids that are too large, but wraps negative ones around.
     rows = jnp.where(in_range(csr.rows, csr.num_rows), csr.rows, csr.num_rows)
     sums = JAX_OPS["sum"](messages, rows, csr.num_rows, indices_are_sorted=True)
-    result: Array = sums * row_wise(mask_empty(row_scale, csr), sums)
-    return result
+    return cast(Array, sums * row_wise(mask_empty(row_scale, csr), sums))
 
 
 def ones(acc: DTypeLike) -> Array:

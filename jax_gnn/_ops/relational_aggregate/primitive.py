@@ -8,13 +8,13 @@ same rows by pair, in the same expression, so that XLA computes it once.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from jax import Array
 
 from jax_gnn._core.batching import batch_composition
-from jax_gnn._core.op import Bind, Op, define
+from jax_gnn._core.op import Bind, Op
 from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_aggregate import xla
 from jax_gnn._ops.relational_aggregate.schedule import (
@@ -43,14 +43,12 @@ class Relations(NamedTuple):
 
 
 def _result(operands: Relations, *, transposed: bool, **attributes: object) -> jax.ShapeDtypeStruct:
-    del attributes
     shape = operands.matrix.nodes.by_row.num_rows, operands.rhs.shape[1 if transposed else 2]
     return jax.ShapeDtypeStruct(shape, operands.x.dtype)
 
 
 def _flops(operands: Relations, *, transposed: bool, **attributes: object) -> int:
     """Return the flops of the method with the fewest products, without those of sums."""
-    del attributes
     counts = xla.counts(operands.x, operands.rhs, operands.matrix, transposed=transposed)
     rows = [pairs for pairs in (counts.source_pairs, counts.destination_pairs) if pairs]
     return int(2 * min([counts.edges, *rows]) * counts.k * counts.n)
@@ -68,8 +66,7 @@ def _gradient_methods(bind: Bind, operands: Relations, x: Any, rhs: Any) -> tupl
 def _transpose_x(bind: Bind, ct: Array, operands: Relations) -> Array:
     to_x, _ = _gradient_methods(bind, operands, operands.x.aval, operands.rhs)
     transpose = Relations(ct, operands.rhs, operands.weight, operands.matrix.T)
-    result: Array = bind(transpose, transposed=not bind.attributes["transposed"], method=to_x)
-    return result
+    return cast(Array, bind(transpose, transposed=not bind.attributes["transposed"], method=to_x))
 
 
 def _transpose_rhs(bind: Bind, ct: Array, operands: Relations) -> Array:
@@ -88,16 +85,14 @@ def _transpose_weight(bind: Bind, ct: Array, operands: Relations) -> Array:
 
 
 # Attributes: transposed, method, precision.
-relational_aggregate = define(
-    Op(
-        name="relational_aggregate",
-        operands=Relations,
-        result=_result,
-        xla=xla.relational_aggregate,
-        platforms=(),
-        transpose={"x": _transpose_x, "rhs": _transpose_rhs, "weight": _transpose_weight},
-        batch=batch_composition,
-        flops=_flops,
-        family=FAMILY,
-    )
+relational_aggregate = Op(
+    name="relational_aggregate",
+    operands=Relations,
+    result=_result,
+    xla=xla.relational_aggregate,
+    platforms=(),
+    transpose={"x": _transpose_x, "rhs": _transpose_rhs, "weight": _transpose_weight},
+    batch=batch_composition,
+    flops=_flops,
+    family=FAMILY,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from jax_gnn._core.schedule import L2_BYTES, Family, define_family
+from jax_gnn._core.schedule import L2_BYTES, Family
 
 Method = Literal["edges", "source_pairs", "destination_pairs"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -219,7 +219,6 @@ def expected_of_gradients(c: Counts) -> dict[tuple[Method, Method], float]:
 
 
 def _from_rule(op: str, **counts: int) -> RelationalSchedule:
-    del op
     return RelationalSchedule(_fastest(_times_before_gradients(Counts(**counts))))
 
 
@@ -247,16 +246,14 @@ def _fastest(times: dict[Method, float]) -> Method:
 
 _EXACT = ("k", "n", "itemsize")
 
-FAMILY = define_family(
-    Family(
-        schedule=RelationalSchedule,
-        allowed=(METHODS,),
-        ops=("relational_aggregate",),
-        exact=_EXACT,
-        sizes=tuple(name for name in Counts._fields if name not in _EXACT),
-        rule=_from_rule,
-        describe=lambda s: f"by {s.method.replace('_', ' ')}",
-    )
+FAMILY = Family(
+    schedule=RelationalSchedule,
+    allowed=(METHODS,),
+    ops=("relational_aggregate",),
+    exact=_EXACT,
+    sizes=tuple(name for name in Counts._fields if name not in _EXACT),
+    rule=_from_rule,
+    describe=lambda s: f"by {s.method.replace('_', ' ')}",
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.export
@@ -18,7 +18,7 @@ from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops import composition
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer, grouped_product
-from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
+from jax_gnn._ops.segment_reduce.primitive import sddmm, total, weighted_sum
 
 P = TypeVar("P")
 
@@ -96,8 +96,7 @@ def _weighted_sum(x: Array, weight: Array | None, matrix: SparseMatrix) -> Array
         matrix = SparseMatrix(by_row, by_col)
     else:
         weight = as_column(weight)
-    sums: Array = segment_reduce(x, weight, matrix, reduce="sum", heads=1)
-    return sums
+    return weighted_sum(x, weight, matrix)
 
 
 # --- Gradients -----------------------------------------------------------------------------------
@@ -169,8 +168,7 @@ def gradient_to_weight(
     else:
         z = _source_pair_products(ct, rhs, matrix.T, transposed=not transposed, precision=precision)
         a, b, entries = orient_by_weights(z, x, existing(matrix.to_pairs))
-    gradient: Array = sddmm(a, b, entries, heads=1)[:, 0]
-    return gradient
+    return cast(Array, sddmm(a, b, entries, heads=1)[:, 0])
 
 
 # --- Matrices ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -215,8 +215,7 @@ def _edge_weights(
         dtype: dtype of the features.
     """
     weights = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(dtype)))
-    result: Array = weights if scale is None else weights * scale
-    return result
+    return cast(Array, weights if scale is None else weights * scale)
 
 
 @public
@@ -338,18 +337,8 @@ class _HGTArgs(NamedTuple):
 
     def attend(self) -> Array:
         """Return the sums of values, ``(num_dst, heads · d)``."""
-        return attend_hgt(
-            self.graph,
-            self.key,
-            self.value,
-            self.query,
-            self.weights,
-            heads=self.heads,
-            method=self.method,
-            precision=self.precision,
-            maps_keys=self.maps_keys,
-            scale=self.scale,
-        )
+        options: Any = {"heads": self.heads, "method": self.method, "maps_keys": self.maps_keys}
+        return attend_hgt(*self[:6], precision=self.precision, **options)
 
     def edge_weights(self) -> Array:
         """Return the weights of values, ``(num_edges, heads)``: the gradient of sums of ones."""

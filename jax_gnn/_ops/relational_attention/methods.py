@@ -42,7 +42,7 @@ from jax_gnn._ops.relational_attention.schedule import (
     scores_by_edge_pay,
 )
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
-from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import gather, weighted_sum
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
 
@@ -246,8 +246,7 @@ def attend_rgat(
     # Softmaxes within relations are those of the pairs: their sums are added without weights.
     share = None if scores.within_relations else shares(stats, pairs.node_segments)
     share_heads = 1 if share is None else heads
-    y: Array = segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=share_heads)
-    return y
+    return weighted_sum(z, share, pairs.node_segments, share_heads)
 
 
 def _rgat_by_source(
@@ -283,8 +282,7 @@ def _rgat_by_source(
     rows = existing(edges.matrix.to_pairs).by_row
     weight = segment_softmax(score, segments(rows.rows, rows.num_rows))
     weight = weight if scale is None else weight * scale
-    y: Array = segment_reduce(value, weight, from_pairs, reduce="sum", heads=heads)
-    return y
+    return weighted_sum(value, weight, from_pairs, heads)
 
 
 # --- HGT -----------------------------------------------------------------------------------------
@@ -297,12 +295,12 @@ def attend_hgt(
     value: Array,
     query: Array,
     weights: HGTWeights,
+    scale: Array | None = None,
     *,
     heads: int,
     method: Method,
     precision: jax.lax.Precision,
     maps_keys: bool = True,
-    scale: Array | None = None,
 ) -> Array:
     """Return attention of HGT, ``(destinations, heads · d)``.
 
@@ -313,12 +311,12 @@ def attend_hgt(
         query: By source pair queries, ``(destinations, heads · d)``; else inputs of queries,
             ``(destinations, j)`` or ``(destinations, heads · j)``.
         weights: Maps by relation.
+        scale: ``(edges, heads)`` factors after the softmax, or None.
         heads: Number of heads.
         method: Method.
         precision: Precision of products.
         maps_keys: Whether keys by source pair are mapped by the maps of keys; else by the
             transposed maps of queries, for one head without biases.
-        scale: ``(edges, heads)`` factors after the softmax, or None.
     """
     edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
     # By source pair: A and M are applied to sources, and queries are read as they are. The factor

@@ -30,7 +30,7 @@ from jax_gnn._ops.attention.xla import row_dots, shares
 from jax_gnn._ops.relational_aggregate.xla import existing
 from jax_gnn._ops.relational_attention.primitive import by_head, product, product_of_heads
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer
-from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, total, weighted_sum
 
 
 class Operands(NamedTuple):
@@ -87,7 +87,7 @@ def _steps(
     sums, stats = attend(value, _dots(value, key, query), scale, to_pairs, heads=heads)
     share = shares(stats, pairs.node_segments, shift)
     z = product_of_heads(sums, kernel, bias, pairs, heads=heads, precision=precision)
-    y = segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=heads)
+    y = weighted_sum(z, share, pairs.node_segments, heads)
     return y, sums, stats, share
 
 
@@ -146,12 +146,12 @@ def _transpose(
     grads = Operands(to.value, None if key is None else to.col, None, None, None, None)
     if tangents.query is not None:
         keys = value if key is None else key
-        to_query = segment_reduce(keys, to.score, to_pairs, reduce="sum", heads=heads)
+        to_query = weighted_sum(keys, to.score, to_pairs, heads)
         grads = grads._replace(query=to_query)
     if tangents.kernel is not None:
         grads = grads._replace(kernel=by_head(kernel_gradient, heads, sums, ct, scale))
     if tangents.bias is not None:
-        to_bias = segment_reduce(ct, share, pairs.incidence.T, reduce="sum", heads=heads)
+        to_bias = weighted_sum(ct, share, pairs.incidence.T, heads)
         grads = grads._replace(bias=to_bias.astype(bias.dtype))
     if tangents.shift is not None:
         grads = grads._replace(shift=row_dots(to_sums, sums, heads) - delta)
@@ -205,5 +205,4 @@ def pair_attention(
         return y, tangent
 
     attend.defjvp(attend_jvp, symbolic_zeros=True)
-    result: Array = attend(*operands)
-    return result
+    return attend(*operands)

@@ -8,12 +8,11 @@ that of the values adds that of the dots as its epilogue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
@@ -22,7 +21,7 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.relational_aggregate.xla import existing
 from jax_gnn._ops.segment_matmul.primitive import grouped_product
-from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, weighted_sum
 
 
 class Projections(NamedTuple):
@@ -44,12 +43,7 @@ def product(
     kernel: Array,
     pairs: Pairs,
     rows: SparseMatrix | None,
-    *,
-    bias: Array | None = None,
-    scale: Array | None = None,
-    transposed: bool = False,
-    precision: jax.lax.Precision | None,
-    dtype: DTypeLike | None = None,
+    **options: Any,
 ) -> Array:
     """Return ``(pairs, n)`` rows of x times the weights of their relation, by the pairs' numbers.
 
@@ -58,24 +52,10 @@ def product(
         kernel: ``(relations, k, n)`` weights, or if ``transposed`` ``(relations, n, k)``.
         pairs: the pairs.
         rows: the row of x that each pair, in the order of relations, reads; None: row i.
-        bias: ``(relations, n)``, or None.
-        scale: ``(pairs,)`` factors of the products, in the order of relations; or None.
-        transposed: whether the weights are transposed.
-        precision: precision of the products.
-        dtype: dtype of the result, by default that of x.
+        **options: bias, scale, precision and others, as in `grouped_product`.
     """
-    return grouped_product(
-        x,
-        kernel,
-        pairs.sizes,
-        gather=rows,
-        scatter=pairs.to_node_order if pairs.by_node else None,
-        bias=bias,
-        scale=scale,
-        transposed=transposed,
-        precision=precision,
-        dtype=dtype,
-    )
+    scatter = pairs.to_node_order if pairs.by_node else None
+    return grouped_product(x, kernel, pairs.sizes, gather=rows, scatter=scatter, **options)
 
 
 def each_head(x: Array, width: int) -> Array:
@@ -146,14 +126,12 @@ def relation_dots(
     heads, by_type = vectors.shape[1], vectors.reshape(len(vectors), -1)
     by_node = each_head(x, by_type.shape[1])
     a, b = (by_type, by_node) if by_relation else (by_node, by_type)
-    dots: Array = sddmm(a, b, matrix, heads=heads)
-    return dots
+    return cast(Array, sddmm(a, b, matrix, heads=heads))
 
 
 def _projection_shapes(
     constants: Projections, linear: tuple[Array], **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
-    del attributes
     kernel, vectors, matrix = constants
     (x,) = linear
     edges, heads = matrix.types.shape[0], vectors.shape[1]
@@ -177,7 +155,7 @@ def _projection_transpose(
         # A sum by destination over edges, which read vectors: these are few and stay in cache.
         heads, rows = to_dots.shape[1], vectors.reshape(len(vectors), -1)
         by_type = typed_matrix(matrix, len(vectors))
-        sums: Array = segment_reduce(rows, to_dots, by_type, heads=heads, reduce="sum")
+        sums = weighted_sum(rows, to_dots, by_type, heads)
         gradient = jnp.sum(sums.reshape(len(sums), heads, sums.shape[1] // heads), 1)
     if to_value is not None:
         pairs = existing(matrix.pair_src)

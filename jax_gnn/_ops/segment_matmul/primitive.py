@@ -21,7 +21,7 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import jax
 import jax.export
@@ -36,7 +36,7 @@ from jax_gnn._core.batching import broadcast_batch, map_batch
 from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding, replicate, reshape
 from jax_gnn._ops.matrix_sharding import half_factors, unread
 from jax_gnn._ops.segment_matmul import xla
@@ -110,10 +110,11 @@ def _call(
     operands: Rows | Factors,
     rows: int,
     shape: tuple[int, int, int],
+    ids: Sequence[tuple[Operand | None, int]],
+    terms: Sequence[Operand] = (),
+    *,
     precision: jax.lax.Precision,
     dtype: DTypeLike,
-    terms: Sequence[Operand],
-    ids: Sequence[tuple[Operand | None, int]],
     **attributes: Any,
 ) -> Call | None:
     """Return the call of a kernel, or None if there is none.
@@ -124,10 +125,10 @@ def _call(
         operands: operands of the op.
         rows: number of rows of the product.
         shape: (groups, k, n) of the weights.
+        ids: ids of rows, and the number of rows they index; sizes stand for absent ids.
+        terms: bias and residual, for the op that has them.
         precision: precision of the product.
         dtype: dtype of the result.
-        terms: bias and residual, for the op that has them.
-        ids: ids of rows, and the number of rows they index; sizes stand for absent ids.
         attributes: attributes of the handler.
     """
     lhs, sizes, scale = operands.lhs, operands.sizes, operands.scale
@@ -179,26 +180,25 @@ def _matmul_call(
     operands: Rows,
     *,
     transposed: bool,
-    precision: jax.lax.Precision,
     activation: str | None,
-    dtype: DTypeLike,
+    **options: Any,
 ) -> Call | None:
     lhs, gather, scatter = operands.lhs, operands.gather, operands.scatter
     rows = _num_rows(lhs, gather)
+    ids = [
+        (gather and gather.by_row.cols, lhs.shape[0]),
+        (scatter and scatter.by_col.cols, rows),
+        (scatter and scatter.by_row.cols, rows),
+    ]
     return _call(
         platform,
         "segment_matmul",
         operands,
         rows,
         _shape(operands, transposed),
-        precision,
-        dtype,
+        ids,
         [operands.bias or operands.rhs, operands.residual or operands.rhs],
-        [
-            (gather and gather.by_row.cols, lhs.shape[0]),
-            (scatter and scatter.by_col.cols, rows),
-            (scatter and scatter.by_row.cols, rows),
-        ],
+        **options,
         transposed=np.bool_(transposed),
         has_bias=np.bool_(operands.bias is not None),
         has_residual=np.bool_(operands.residual is not None),
@@ -213,24 +213,19 @@ def _outer_call(
     operands: Factors,
     *,
     num_groups: int,
-    precision: jax.lax.Precision,
     deterministic: bool,
-    dtype: DTypeLike,
+    **options: Any,
 ) -> Call | None:
     lhs, rhs, *_, lhs_gather, rhs_gather = operands
+    gathers = (lhs_gather, lhs), (rhs_gather, rhs)
     return _call(
         platform,
         "segment_outer",
         operands,
         _num_rows(lhs, lhs_gather, rhs_gather),
         (num_groups, lhs.shape[1], rhs.shape[1]),
-        precision,
-        dtype,
-        [],
-        [
-            (lhs_gather and lhs_gather.by_row.cols, lhs.shape[0]),
-            (rhs_gather and rhs_gather.by_row.cols, rhs.shape[0]),
-        ],
+        [(gather and gather.by_row.cols, x.shape[0]) for gather, x in gathers],
+        **options,
         deterministic=np.bool_(deterministic),
         left=np.bool_(lhs_gather is not None),
         right=np.bool_(rhs_gather is not None),
@@ -274,13 +269,11 @@ def _matmul_composition(
     if not padding or widens or lhs.shape[1] * np.dtype(lhs.dtype).itemsize > _MAX_BYTES:
         return None
 
-    def composed(**operands: Any) -> Array:
-        rows = Rows(**operands)
-        lhs = _padded(rows.lhs, 1, padding)
-        rhs = _padded(rows.rhs, 2 if attributes["transposed"] else 1, padding)
-        rows = rows._replace(lhs=lhs, rhs=rhs)
-        result: Array = segment_matmul(*rows, **attributes, implementation=implementation)
-        return result
+    def composed(*, lhs: Array, rhs: Array, **operands: Any) -> Array:
+        lhs = _padded(lhs, 1, padding)
+        rhs = _padded(rhs, 2 if attributes["transposed"] else 1, padding)
+        rows = Rows(lhs=lhs, rhs=rhs, **operands)
+        return cast(Array, segment_matmul(*rows, **attributes, implementation=implementation))
 
     return composed
 
@@ -294,12 +287,12 @@ def _outer_composition(
     if not any(padding):
         return None
 
-    def composed(**operands: Any) -> Array:
-        factors = Factors(**operands)
-        lhs, rhs = _padded(factors.lhs, 1, padding[0]), _padded(factors.rhs, 1, padding[1])
-        wide = factors._replace(lhs=lhs, rhs=rhs)
-        result: Array = segment_outer(*wide, **attributes, implementation=implementation)
-        return result[:, : factors.lhs.shape[1], : factors.rhs.shape[1]]
+    def composed(*, lhs: Array, rhs: Array, **operands: Any) -> Array:
+        k, n = lhs.shape[1], rhs.shape[1]
+        lhs, rhs = (_padded(x, 1, count) for x, count in zip((lhs, rhs), padding, strict=True))
+        factors = Factors(lhs=lhs, rhs=rhs, **operands)
+        result: Array = segment_outer(*factors, **attributes, implementation=implementation)
+        return result[:, :k, :n]
 
     return composed
 
@@ -357,8 +350,7 @@ def _widening(op: Op, bind: Bind, operands: Rows | Factors, **attributes: Any) -
         implementation=bind.implementation,
         **attributes,
     )
-    output: Array = result.astype(min(dtypes, key=operator.attrgetter("itemsize")))
-    return output
+    return cast(Array, result.astype(min(dtypes, key=operator.attrgetter("itemsize"))))
 
 
 def _product_at(
@@ -434,14 +426,12 @@ def _mask_groups(rows: Rows, values: Array) -> Array:
     return jnp.where(mask, values, 0)
 
 
-def _outer_transpose_lhs(bind: Bind, ct: Array, operands: Factors) -> Array:
-    rhs, gather, target = operands.rhs, operands.rhs_gather, operands.lhs_gather
-    return _product_at(bind, rhs, ct, operands, gather, target, transposed=True)
-
-
-def _outer_transpose_rhs(bind: Bind, ct: Array, operands: Factors) -> Array:
-    lhs, gather, target = operands.lhs, operands.lhs_gather, operands.rhs_gather
-    return _product_at(bind, lhs, ct, operands, gather, target, transposed=False)
+def _outer_transpose(of_lhs: bool, bind: Bind, ct: Array, operands: Factors) -> Array:
+    """Return the gradient of one factor: products of the other factor with the cotangent."""
+    factor, gather, target = operands.lhs, operands.lhs_gather, operands.rhs_gather
+    if of_lhs:
+        factor, gather, target = operands.rhs, operands.rhs_gather, operands.lhs_gather
+    return _product_at(bind, factor, ct, operands, gather, target, transposed=of_lhs)
 
 
 # --- Batching ------------------------------------------------------------------------------------
@@ -499,8 +489,7 @@ def _batch_with_residual(bind: Bind, operands: Rows, batched: Rows, size: int) -
     wide = np.dtype(accumulator_dtype(dtype))
 
     def product(rows: Rows) -> Array:
-        result: Array = bind(rows, activation=None, dtype=wide)
-        return result
+        return cast(Array, bind(rows, activation=None, dtype=wide))
 
     rows, axes = operands._replace(residual=None), batched._replace(residual=None)
     is_batched = any(jax.tree.leaves(axes))
@@ -521,8 +510,7 @@ def _batch_with_gathers(bind: Bind, operands: Rows, batched: Rows, size: int) ->
     rows = rows._replace(lhs=lhs)
     is_batched = any(jax.tree.leaves(axes))
     result = _matmul_batch(bind, rows, axes, size) if is_batched else bind(rows)
-    output: Array = _vmap(apply, size, batched.scatter, is_batched)(operands.scatter, result)
-    return output
+    return cast(Array, _vmap(apply, size, batched.scatter, is_batched)(operands.scatter, result))
 
 
 def _vmap(function: Callable[..., Array], size: int, *batched: Any) -> Callable[..., Any]:
@@ -596,15 +584,13 @@ def _gather_factors(matrix: SparseMatrix | None, rows: str) -> SparseMatrix | No
     if matrix is None:
         return None
     if rows == UNSPLIT:
-        result: SparseMatrix | None = jax.tree.map(lambda _: UNSPLIT, matrix)
-        return result
+        return cast(SparseMatrix | None, jax.tree.map(lambda _: UNSPLIT, matrix))
     return SparseMatrix(half_factors(matrix.by_row, rows), unread(matrix.by_col))
 
 
 def _matmul_sharding(
     operands: Rows, results: Any, *, transposed: bool, activation: str | None, **attributes: object
 ) -> Sharding:
-    del results, attributes
     _, _, bias, residual, scale, _, _, gather, scatter = operands
     is_product = bias is None and residual is None and activation is None
     rows = "m" if scatter is None else UNSPLIT
@@ -626,7 +612,6 @@ def _matmul_sharding(
 
 
 def _outer_sharding(operands: Factors, results: Any, **attributes: object) -> Sharding:
-    del results, attributes
     _, _, scale, _, _, lhs_gather, rhs_gather = operands
     named = Factors(
         "m k" if lhs_gather is None else f"{UNSPLIT} k",
@@ -674,28 +659,17 @@ def _split(named: Rows | Factors, result: str) -> Sharding:
 def _matmul_result(
     operands: Rows, *, transposed: bool, dtype: DTypeLike, **attributes: object
 ) -> jax.ShapeDtypeStruct:
-    del attributes
     _, _, n = _shape(operands, transposed)
     return jax.ShapeDtypeStruct((_num_rows(operands.lhs, operands.gather), n), dtype)
 
 
-def _outer_result(
-    operands: Factors, *, num_groups: int, dtype: DTypeLike, **attributes: object
-) -> jax.ShapeDtypeStruct:
-    del attributes
-    shape = num_groups, operands.lhs.shape[1], operands.rhs.shape[1]
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
 def _matmul_flops(operands: Rows, *, transposed: bool, **attributes: object) -> int:
-    del attributes
     _, k, n = _shape(operands, transposed)
     scaling = 0 if operands.scale is None else n
     return _num_rows(operands.lhs, operands.gather) * (2 * k * n + scaling)
 
 
 def _outer_flops(operands: Factors, **attributes: object) -> int:
-    del attributes
     k, n = operands.lhs.shape[1], operands.rhs.shape[1]
     scaling = 0 if operands.scale is None else k
     result: int = _num_rows(operands.lhs, operands.lhs_gather, operands.rhs_gather) * (
@@ -705,45 +679,43 @@ def _outer_flops(operands: Factors, **attributes: object) -> int:
 
 
 # Attributes: transposed, precision, activation, dtype.
-segment_matmul = define(
-    Op(
-        name="segment_matmul",
-        operands=Rows,
-        result=_matmul_result,
-        xla=xla.segment_matmul,
-        composition=_matmul_composition,
-        call=_matmul_call,
-        jvp=_matmul_jvp,
-        transpose={
-            "lhs": _matmul_transpose_lhs,
-            "rhs": _matmul_transpose_rhs,
-            "scale": _matmul_transpose_scale,
-        },
-        batch=_matmul_batch,
-        flops=_matmul_flops,
-        family=FAMILY,
-        sharding=_matmul_sharding,
-    )
+segment_matmul = Op(
+    name="segment_matmul",
+    operands=Rows,
+    result=_matmul_result,
+    xla=xla.segment_matmul,
+    composition=_matmul_composition,
+    call=_matmul_call,
+    jvp=_matmul_jvp,
+    transpose={
+        "lhs": _matmul_transpose_lhs,
+        "rhs": _matmul_transpose_rhs,
+        "scale": _matmul_transpose_scale,
+    },
+    batch=_matmul_batch,
+    flops=_matmul_flops,
+    family=FAMILY,
+    sharding=_matmul_sharding,
 )
 # Attributes: num_groups, precision, deterministic, dtype.
-segment_outer = define(
-    Op(
-        name="segment_outer",
-        operands=Factors,
-        result=_outer_result,
-        xla=xla.segment_outer,
-        composition=_outer_composition,
-        call=_outer_call,
-        transpose={
-            "lhs": _outer_transpose_lhs,
-            "rhs": _outer_transpose_rhs,
-            "scale": _outer_transpose_scale,
-        },
-        batch=_outer_batch,
-        flops=_outer_flops,
-        family=FAMILY,
-        sharding=_outer_sharding,
-    )
+segment_outer = Op(
+    name="segment_outer",
+    operands=Factors,
+    result=lambda operands, *, num_groups, dtype, **attributes: jax.ShapeDtypeStruct(
+        (num_groups, operands.lhs.shape[1], operands.rhs.shape[1]), dtype
+    ),
+    xla=xla.segment_outer,
+    composition=_outer_composition,
+    call=_outer_call,
+    transpose={
+        "lhs": functools.partial(_outer_transpose, True),
+        "rhs": functools.partial(_outer_transpose, False),
+        "scale": _outer_transpose_scale,
+    },
+    batch=_outer_batch,
+    flops=_outer_flops,
+    family=FAMILY,
+    sharding=_outer_sharding,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
-from jax_gnn._core.schedule import Family, define_family
+from jax_gnn._core.schedule import Family
 
 Kernel = Literal["persistent", "single"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
@@ -90,7 +90,6 @@ def _possible(
 
     Arguments: as in `_from_rule`.
     """
-    del call
     row_bytes, num_sizes = k * itemsize, groups if sizes is None else sizes
     fits_dtype = op == "segment_matmul" and itemsize <= 4 and not widens
     fits_dtype = fits_dtype and not (exact and itemsize == 4)
@@ -103,16 +102,14 @@ def _describe(schedule: MatmulSchedule) -> str:
     return f"{kernel}, tiles of {tile}, chunks of {chunk}, {blocks} blocks"
 
 
-FAMILY = define_family(
-    Family(
-        schedule=MatmulSchedule,
-        # Blocks are bounded, as each has two weights of workspace.
-        allowed=(KERNELS, (64, 128), range(2**16), range(1, 2**13)),
-        ops=("segment_matmul", "segment_outer"),
-        exact=("k", "n", "itemsize"),
-        sizes=("rows", "groups"),
-        rule=_from_rule,
-        possible=_possible,
-        describe=_describe,
-    )
+FAMILY = Family(
+    schedule=MatmulSchedule,
+    # Blocks are bounded, as each has two weights of workspace.
+    allowed=(KERNELS, (64, 128), range(2**16), range(1, 2**13)),
+    ops=("segment_matmul", "segment_outer"),
+    exact=("k", "n", "itemsize"),
+    sizes=("rows", "groups"),
+    rule=_from_rule,
+    possible=_possible,
+    describe=_describe,
 )

@@ -159,7 +159,6 @@ def segment_outer(
     dtype: DTypeLike,
 ) -> Array:
     """Return the sums of outer products; operands and attributes as in `Factors`."""
-    del deterministic
     in_range = valid_rows(lhs_gather, rhs_gather)
     lhs, rhs = _gather_rows(lhs, lhs_gather), _gather_rows(rhs, rhs_gather)
     if num_groups == 0 or 0 in (*lhs.shape, *rhs.shape):

@@ -6,9 +6,9 @@ sorted ids get them sorted first, and read the elements in that order.
 
 from __future__ import annotations
 
-import functools
+import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Float, Inexact, Int, Integer, Num, Real, Shaped
 from jax_gnn._core.sharding import reshape
-from jax_gnn._ops.segment_reduce.arguments import SegmentArgs, as_floating, parse_segment_args
+from jax_gnn._ops.segment_reduce.arguments import SegmentArgs, as_floating, parse
 from jax_gnn._ops.segment_reduce.primitive import total
 from jax_gnn._ops.segment_softmax import primitive
 
@@ -90,11 +90,9 @@ def segment_sum(
         >>> segment_sum(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([4., 0., 2.], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    ).with_jax_options(unique_indices, bucket_size)
-    result: Array = _reduce(args, "sum")
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = args.with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "sum")
 
 
 @public
@@ -119,11 +117,8 @@ def segment_mean(
         >>> segment_mean(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([2., 0., 2.], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    )
-    result: Array = _mean(args)
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    return _mean(args)
 
 
 @public
@@ -152,11 +147,9 @@ def segment_max(
         >>> segment_max(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([  3., -inf,   2.], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    ).with_jax_options(unique_indices, bucket_size)
-    result: Array = _reduce(args, "max")
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = args.with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "max")
 
 
 @public
@@ -185,11 +178,9 @@ def segment_min(
         >>> segment_min(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1., inf,  2.], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    ).with_jax_options(unique_indices, bucket_size)
-    result: Array = _reduce(args, "min")
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = args.with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "min")
 
 
 @public
@@ -218,11 +209,9 @@ def segment_prod(
         >>> segment_prod(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3., 1., 2.], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    ).with_jax_options(unique_indices, bucket_size)
-    result: Array = _reduce(args, "prod")
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = args.with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "prod")
 
 
 @public
@@ -250,11 +239,8 @@ def segment_var(
         >>> segment_var(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    )
-    result: Array = _var(args, check_integer("ddof", ddof))
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    return _var(args, check_integer("ddof", ddof))
 
 
 @public
@@ -280,11 +266,8 @@ def segment_std(
         >>> segment_std(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    )
-    result: Array = _std(args, check_integer("ddof", ddof))
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    return _std(args, check_integer("ddof", ddof))
 
 
 @public
@@ -309,11 +292,8 @@ def segment_logsumexp(
         >>> segment_logsumexp(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3.126928,     -inf, 2.      ], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    )
-    result: Array = _logsumexp(args)
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    return _logsumexp(args)
 
 
 @public
@@ -338,11 +318,8 @@ def segment_softmax(
         >>> segment_softmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([0.11920293, 0.88079715, 1.        ], dtype=float32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    )
-    result: Array = _softmax(args)
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    return _softmax(args)
 
 
 @public
@@ -367,22 +344,25 @@ def segment_argmax(
         >>> segment_argmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1, -1,  2], dtype=int32)
     """
-    args = parse_segment_args(
-        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
-    )
-    result: Array = _argmax(args)
-    return result
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    return _argmax(args)
 
 
 # --- Compiled as a whole, also where called eagerly: the same roundings everywhere ---------------
 
 
-@functools.partial(jax.jit, static_argnames="reduce")
+def _compiled(function: F) -> F:
+    """Compile a function of parsed arguments, whose further arguments are static."""
+    static = [*inspect.signature(function).parameters][1:]
+    return cast(F, jax.jit(function, static_argnames=static))
+
+
+@_compiled
 def _reduce(args: SegmentArgs, reduce: str) -> Array:
     return args.reduce(reduce)
 
 
-@jax.jit
+@_compiled
 def _mean(args: SegmentArgs) -> Array:
     if jnp.issubdtype(args.data.dtype, jnp.complexfloating):
         counts = jnp.maximum(args.segments.counts, 1).astype(args.data.dtype)
@@ -390,13 +370,13 @@ def _mean(args: SegmentArgs) -> Array:
     return as_floating(args).reduce("mean")
 
 
-@functools.partial(jax.jit, static_argnames="ddof")
+@_compiled
 def _var(args: SegmentArgs, ddof: int) -> Array:
     args = as_floating(args)
     return _variance(args, ddof).astype(args.data.dtype)
 
 
-@functools.partial(jax.jit, static_argnames="ddof")
+@_compiled
 def _std(args: SegmentArgs, ddof: int) -> Array:
     args = as_floating(args)
     variance = _variance(args, ddof)
@@ -417,12 +397,12 @@ def _variance(args: SegmentArgs, ddof: int) -> Array:
     return jnp.where(counts > ddof, squares / divisors, 0)
 
 
-@jax.jit
+@_compiled
 def _logsumexp(args: SegmentArgs) -> Array:
     return as_floating(args).reduce("logsumexp")
 
 
-@jax.jit
+@_compiled
 def _softmax(args: SegmentArgs) -> Array:
     args = as_floating(args)
     x, matrix = as_matrix(args.data), args.segments.matrix
@@ -438,7 +418,7 @@ def _softmax(args: SegmentArgs) -> Array:
     return reshape(y, *args.data.shape)
 
 
-@jax.jit
+@_compiled
 def _argmax(args: SegmentArgs) -> Array:
     data = jax.lax.stop_gradient(args.data)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):

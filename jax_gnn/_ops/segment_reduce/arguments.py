@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +44,7 @@ class Segments:
 
     @property
     def valid(self) -> Array:
-        result: Array = in_range(self.ids, self.size)
-        return result
+        return cast(Array, in_range(self.ids, self.size))
 
     @property
     def counts(self) -> Array:
@@ -120,7 +120,7 @@ def as_floating(args: SegmentArgs) -> SegmentArgs:
     return args if dtype in FLOATS else args.with_data(args.data.astype(jnp.float32))
 
 
-def parse_segment_args(
+def parse(
     data: ArrayLike,
     segment_ids: ArrayLike | None,
     num_segments: int | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from dataclasses import replace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -64,8 +65,7 @@ def logsumexp_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array,
 
 def not_padding(matrix: SparseMatrix) -> Array:
     """Return ``(rows of x,)``: whether each row of a segment reduction's input has a segment."""
-    result: Array = in_range(matrix.by_col.cols, matrix.by_row.num_rows)
-    return result
+    return cast(Array, in_range(matrix.by_col.cols, matrix.by_row.num_rows))
 
 
 def prod_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:

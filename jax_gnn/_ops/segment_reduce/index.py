@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -92,8 +92,7 @@ class SegmentIndex:
         if (array[1:] < array[:-1]).any():
             order = np.argsort(array, kind="stable").astype(dtype)
             rows = array[order]
-        result: SegmentIndex = to_device(cls(array, rows, order, num_segments=num_segments))
-        return result
+        return cast(SegmentIndex, to_device(cls(array, rows, order, num_segments=num_segments)))
 
     def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
         """Return the row of x of each id.

@@ -18,7 +18,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, orient_by_weights
 from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, multilinear_jvp
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import UNSPLIT, Piece, Sharding, reshape
 from jax_gnn._core.types import Attribute, PyTree
@@ -183,7 +183,6 @@ def _reduce_prefers_xla(
     platform: str, operands: Messages, *, reduce: str, heads: int, relu: bool = False
 ) -> bool:
     """Prefer XLA on a CPU for unsorted ids, small arrays, and rows of few entries."""
-    del heads, relu
     x, weight, matrix = operands.message
     csr, count, width = matrix.by_row, x.shape[0], row_width(x)
     if platform != "cpu" or weight is not None or reduce == "logsumexp":
@@ -195,12 +194,10 @@ def _reduce_prefers_xla(
     # With few entries to a row, neither tiles of wide rows nor wider numbers are worth their cost.
     costly = (width >= 256 and count * width >= 2**21) or (width < 8 and x.dtype.itemsize == 2)
     few_entries = count < 4 * csr.num_rows
-    result: bool = (few_entries and costly) or (count + csr.num_rows) * width < 2**13
-    return result
+    return cast(bool, (few_entries and costly) or (count + csr.num_rows) * width < 2**13)
 
 
 def _reduce_flops(operands: Messages, **attributes: object) -> int:
-    del attributes
     csr, self_scale = operands.matrix.by_row, operands.self_scale
     per_entry = 1 if operands.weight is None else 2
     per_row = sum(operand is not None for operand in (self_scale, *operands.epilogue))
@@ -284,8 +281,7 @@ def _concatenate_halo(operands: Messages) -> Messages:
 
 
 def _relu(bind: Bind) -> bool:
-    result: bool = bind.attributes.get("relu", False)
-    return result
+    return cast(bool, bind.attributes.get("relu", False))
 
 
 def _without_relu(bind: Bind) -> Bind:
@@ -311,8 +307,7 @@ def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
         own_rows = replace(by_row, num_rows=by_row.num_rows - halo_rows.csr.num_rows)
         transposed = transposed._replace(by_row=own_rows)
         message = message._replace(matrix=transposed, num_valid=halo_rows.first)
-    result: Array = _without_relu(bind)(message, reduce="sum")
-    return result
+    return cast(Array, _without_relu(bind)(message, reduce="sum"))
 
 
 def _reduce_transpose_halo(bind: Bind, ct: Array, operands: Messages) -> Array:
@@ -382,8 +377,7 @@ def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int)
         # The batch is an axis of the features, so that either may be split over devices.
         result = bind(operands._replace(x=jnp.moveaxis(operands.x, 0, 1)))
         return jnp.moveaxis(result, 1, 0)
-    returned: Array = batch_features(("weight",), bind, operands, batched, size)
-    return returned
+    return cast(Array, batch_features(("weight",), bind, operands, batched, size))
 
 
 def _reduce_across(bind: Bind, operands: Messages, piece: Piece) -> Array:
@@ -447,26 +441,24 @@ def _reduce_sharding(operands: Messages, results: PyTree, **attributes: Attribut
 
 
 # Attributes: reduce, heads, and relu where there is an epilogue.
-segment_reduce = define(
-    Op(
-        name="segment_reduce",
-        operands=Messages,
-        result=per_row,
-        xla=xla.segment_reduce,
-        call=_reduce_call,
-        composition=composition,
-        prefers_xla=_reduce_prefers_xla,
-        jvp=_reduce_jvp,
-        transpose={
-            "x": _reduce_transpose_x,
-            "halo": _reduce_transpose_halo,
-            "weight": _reduce_transpose_weight,
-        },
-        batch=_reduce_batch,
-        flops=_reduce_flops,
-        family=FAMILY,
-        sharding=_reduce_sharding,
-    )
+segment_reduce = Op(
+    name="segment_reduce",
+    operands=Messages,
+    result=per_row,
+    xla=xla.segment_reduce,
+    call=_reduce_call,
+    composition=composition,
+    prefers_xla=_reduce_prefers_xla,
+    jvp=_reduce_jvp,
+    transpose={
+        "x": _reduce_transpose_x,
+        "halo": _reduce_transpose_halo,
+        "weight": _reduce_transpose_weight,
+    },
+    batch=_reduce_batch,
+    flops=_reduce_flops,
+    family=FAMILY,
+    sharding=_reduce_sharding,
 )
 
 
@@ -501,12 +493,21 @@ halo_gradient = Linear(
 )
 
 
+def weighted_sum(
+    x: Array,
+    weight: Array | None,
+    matrix: SparseMatrix,
+    heads: int = 1,
+    implementation: str | None = None,
+) -> Array:
+    """Return the sums of rows of x times ``weight``, ``(entries, heads)``; None is 1."""
+    options: Any = {"heads": heads, "implementation": implementation}
+    return cast(Array, segment_reduce(x, weight, matrix, reduce="sum", **options))
+
+
 def total(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
     """Return the sums of rows of x."""
-    result: Array = segment_reduce(
-        x, None, matrix, reduce="sum", heads=1, implementation=implementation
-    )
-    return result
+    return weighted_sum(x, None, matrix, implementation=implementation)
 
 
 def gather(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
@@ -564,7 +565,6 @@ class Dots(NamedTuple):
 
 
 def _sddmm_call(platform: str, operands: Dots, *, heads: int) -> Call | None:
-    del platform
     a, b, matrix = operands
     index = csr_operands(matrix.by_row, b.shape[0])
     if index is None:
@@ -574,28 +574,25 @@ def _sddmm_call(platform: str, operands: Dots, *, heads: int) -> Call | None:
 
 
 def _sddmm_transpose_a(bind: Bind, ct: Array, operands: Dots) -> Array:
-    options = {"implementation": bind.implementation, **bind.attributes}
-    result: Array = segment_reduce(operands.b, ct, operands.matrix, reduce="sum", **options)
-    return result
-
-
-def _sddmm_transpose_b(bind: Bind, ct: Array, operands: Dots) -> Array:
-    return _sddmm_transpose_a(bind, ct, Dots(None, operands.a, operands.matrix.T))
+    heads = bind.attributes["heads"]
+    return weighted_sum(operands.b, ct, operands.matrix, heads, bind.implementation)
 
 
 # Attribute: heads.
-sddmm = define(
-    Op(
-        name="sddmm",
-        operands=Dots,
-        result=per_entry,
-        xla=xla.sddmm,
-        call=_sddmm_call,
-        transpose={"a": _sddmm_transpose_a, "b": _sddmm_transpose_b},
-        batch=functools.partial(batch_features, (), per_entry=True),
-        flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
-        sharding=matrix_sharding({"a": "rows features", "b": "cols features"}, "entries h"),
-    )
+sddmm = Op(
+    name="sddmm",
+    operands=Dots,
+    result=per_entry,
+    xla=xla.sddmm,
+    call=_sddmm_call,
+    transpose={
+        "a": _sddmm_transpose_a,
+        # The transposed matrix exchanges the sides of the dots.
+        "b": lambda bind, ct, dots: _sddmm_transpose_a(bind, ct, Dots(None, dots.a, dots.matrix.T)),
+    },
+    batch=functools.partial(batch_features, (), per_entry=True),
+    flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
+    sharding=matrix_sharding({"a": "rows features", "b": "cols features"}, "entries h"),
 )
 
 
@@ -660,8 +657,7 @@ def _both_tangents_transpose(
     x, weight, matrix = residuals
     bind = Bind(segment_reduce, None, attributes)
     ct = _scaled(cts[0], None, _mean_counts(bind, cts[0], matrix))
-    result: list[Array] = segment_reduce_vjp(x, weight, ct, matrix)
-    return result
+    return cast(list[Array], segment_reduce_vjp(x, weight, ct, matrix))
 
 
 # The derivative of a sum or mean in both. Its residuals are x, weight and the matrix.
@@ -684,18 +680,15 @@ def _both_gradients(
     ]
 
 
-def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Attribute) -> Array:
-    heads = weight.shape[1]
-    result: Array = segment_reduce(ct, weight, matrix.T, reduce="sum", heads=heads, **options)
-    return result
+def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    return weighted_sum(ct, weight, matrix.T, weight.shape[1], **options)
 
 
 def _gradient_to_weight(
     x: Array, ct: Array, matrix: SparseMatrix, heads: int, **options: Any
 ) -> Array:
     a, b, matrix = orient_by_weights(ct, x, matrix)
-    result: Array = sddmm(a, b, matrix, heads=heads, **options)
-    return result
+    return cast(Array, sddmm(a, b, matrix, heads=heads, **options))
 
 
 def _both_gradients_jvp(
@@ -715,36 +708,33 @@ def _both_gradients_jvp(
 def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cotangents) -> Array:
     x, weight, _, matrix = operands
     to_x, to_weight = cts
-    attributes = {"reduce": "sum", "heads": weight.shape[1], "implementation": bind.implementation}
+    heads, implementation = weight.shape[1], bind.implementation
     if to_x is None:
-        result: Array = segment_reduce(x, to_weight, matrix, **attributes)
-        return result
+        return weighted_sum(x, to_weight, matrix, heads, implementation)
     if to_weight is None:
-        result = segment_reduce(to_x, weight, matrix, **attributes)
-        return result
+        return weighted_sum(to_x, weight, matrix, heads, implementation)
+    attributes = {"reduce": "sum", "heads": heads, "implementation": implementation}
     return segment_reduce_jvp((x, weight, matrix), (to_x, to_weight), **attributes)[0]
 
 
 # The gradients of a sum to x and to weight.
-segment_reduce_vjp = define(
-    Op(
-        name="segment_reduce_vjp",
-        operands=Cotangents,
-        result=lambda operands: [like_first(operands), like_first((operands.weight,))],
-        xla=_both_gradients,
-        platforms=("cuda",),
-        call=_vjp_call,
-        jvp=_both_gradients_jvp,
-        transpose={"ct": _both_gradients_transpose},
-        batch=batch_composition,
-        several=True,
-        flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
-        family=FAMILY,
-        sharding=matrix_sharding(
-            {"x": "cols (h k)", "weight": "weights h", "ct": "rows (h k)"},
-            "cols (h k)",
-            "weights h",
-            transposed=True,
-        ),
-    )
+segment_reduce_vjp = Op(
+    name="segment_reduce_vjp",
+    operands=Cotangents,
+    result=lambda operands: [like_first(operands), like_first((operands.weight,))],
+    xla=_both_gradients,
+    platforms=("cuda",),
+    call=_vjp_call,
+    jvp=_both_gradients_jvp,
+    transpose={"ct": _both_gradients_transpose},
+    batch=batch_composition,
+    several=True,
+    flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
+    family=FAMILY,
+    sharding=matrix_sharding(
+        {"x": "cols (h k)", "weight": "weights h", "ct": "rows (h k)"},
+        "cols (h k)",
+        "weights h",
+        transposed=True,
+    ),
 )

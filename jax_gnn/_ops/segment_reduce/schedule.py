@@ -12,7 +12,7 @@ from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.csr import Csr
 from jax_gnn._core.kernels import block_workspace
 from jax_gnn._core.op import Operand
-from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, concrete_width, define_family
+from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, concrete_width
 
 Kernel = Literal["walk", "gather", "step"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
@@ -93,7 +93,6 @@ def _from_rule(
         ordered: Whether weights are in another order than entries.
         weights: Number of weights, of all heads; None where there are none.
     """
-    del weights
     lanes = covering_lanes(width, itemsize)
     if op == "softmax":  # its kernel deals out features in one way
         return Schedule("walk", lanes, 256, 396)
@@ -154,7 +153,6 @@ def _possible(
     **call: object,
 ) -> Schedule:
     """Return the schedule, or that of the walk where its kernel cannot do the call."""
-    del call
     both_gradients = op == "segment_reduce_vjp"
     kernel, lanes, threads, _ = schedule
     depth = width if depth is None else depth
@@ -179,17 +177,15 @@ def _describe(schedule: Schedule) -> str:
     return f"{kernel}, {lanes} lanes, {threads} threads, {blocks} blocks"
 
 
-FAMILY = define_family(
-    Family(
-        schedule=Schedule,
-        allowed=(KERNELS, (1, 2, 4, 8, 16, 32), THREADS, MANY),
-        ops=("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"),
-        exact=("gather", "width", "itemsize"),
-        sizes=("entries", "rows"),
-        rule=_from_rule,
-        possible=_possible,
-        describe=_describe,
-    )
+FAMILY = Family(
+    schedule=Schedule,
+    allowed=(KERNELS, (1, 2, 4, 8, 16, 32), THREADS, MANY),
+    ops=("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"),
+    exact=("gather", "width", "itemsize"),
+    sizes=("entries", "rows"),
+    rule=_from_rule,
+    possible=_possible,
+    describe=_describe,
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jax import Array
@@ -20,7 +20,7 @@ from jax_gnn._core.arrays import row_width
 from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix, orient_by_weights
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce import xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
@@ -56,7 +56,6 @@ class SelectedDots(NamedTuple):
 def _select_call(
     platform: str, operands: Selection, *, weight_on_row: bool, heads: int
 ) -> Call | None:
-    del platform
     row_key, col_key, value, weight, factor, matrix = operands
     csr = matrix.by_row
     index = csr_operands(csr, col_key.shape[0])
@@ -78,7 +77,6 @@ def _select_call(
 def _sddmm_select_call(
     platform: str, operands: SelectedDots, *, weight_on_row: bool, heads: int
 ) -> Call | None:
-    del platform
     a, b, row_key, col_key, weight, matrix = operands
     index = csr_operands(matrix.by_row, b.shape[0])
     if index is None:
@@ -96,8 +94,7 @@ def _sddmm_select_call(
 def _select_transpose_value(bind: Bind, ct: Array, operands: Selection) -> Array:
     row_key, col_key, _, weight, factor, matrix = operands
     flipped = Selection(col_key, row_key, ct, weight, factor, matrix.T)
-    result: Array = bind(flipped, weight_on_row=not bind.attributes["weight_on_row"])
-    return result
+    return cast(Array, bind(flipped, weight_on_row=not bind.attributes["weight_on_row"]))
 
 
 def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Array:
@@ -123,8 +120,7 @@ def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Arra
 def _sddmm_select_transpose_a(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
     _, b, row_key, col_key, weight, matrix = operands
     options = {**bind.attributes, "implementation": bind.implementation}
-    result: Array = segment_select(row_key, col_key, b, weight, ct, matrix, **options)
-    return result
+    return cast(Array, segment_select(row_key, col_key, b, weight, ct, matrix, **options))
 
 
 def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
@@ -135,52 +131,47 @@ def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> 
 
 
 def _flops(operands: Selection | SelectedDots, **attributes: object) -> int:
-    del attributes
     return 2 * operands.matrix.by_row.count * row_width(operands.col_key)
 
 
 # Attributes: weight_on_row, heads.
-segment_select = define(
-    Op(
-        name="segment_select",
-        operands=Selection,
-        result=per_row,
-        xla=xla.segment_select,
-        call=_select_call,
-        transpose={"value": _select_transpose_value, "factor": _select_transpose_factor},
-        batch=functools.partial(batch_features, ("weight", "factor")),
-        flops=_flops,
-        family=FAMILY,
-        sharding=matrix_sharding(
-            {
-                "row_key": "rows features",
-                **dict.fromkeys(("col_key", "value"), "cols features"),
-                **dict.fromkeys(("weight", "factor"), "weights h"),
-            },
-            "rows features",
-        ),
-    )
+segment_select = Op(
+    name="segment_select",
+    operands=Selection,
+    result=per_row,
+    xla=xla.segment_select,
+    call=_select_call,
+    transpose={"value": _select_transpose_value, "factor": _select_transpose_factor},
+    batch=functools.partial(batch_features, ("weight", "factor")),
+    flops=_flops,
+    family=FAMILY,
+    sharding=matrix_sharding(
+        {
+            "row_key": "rows features",
+            **dict.fromkeys(("col_key", "value"), "cols features"),
+            **dict.fromkeys(("weight", "factor"), "weights h"),
+        },
+        "rows features",
+    ),
 )
 
 
 # Attributes: weight_on_row, heads.
-sddmm_select = define(
-    Op(
-        name="sddmm_select",
-        operands=SelectedDots,
-        result=per_entry,
-        xla=xla.sddmm_select,
-        call=_sddmm_select_call,
-        transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
-        batch=functools.partial(batch_features, ("weight",), per_entry=True),
-        flops=_flops,
-        sharding=matrix_sharding(
-            {
-                **dict.fromkeys(("a", "row_key"), "rows features"),
-                **dict.fromkeys(("b", "col_key"), "cols features"),
-                "weight": "weights h",
-            },
-            "entries h",
-        ),
-    )
+sddmm_select = Op(
+    name="sddmm_select",
+    operands=SelectedDots,
+    result=per_entry,
+    xla=xla.sddmm_select,
+    call=_sddmm_select_call,
+    transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
+    batch=functools.partial(batch_features, ("weight",), per_entry=True),
+    flops=_flops,
+    sharding=matrix_sharding(
+        {
+            **dict.fromkeys(("a", "row_key"), "rows features"),
+            **dict.fromkeys(("b", "col_key"), "cols features"),
+            "weight": "weights h",
+        },
+        "entries h",
+    ),
 )

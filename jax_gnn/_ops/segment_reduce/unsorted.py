@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import numpy as np
@@ -17,8 +17,8 @@ from jax_gnn._core.arrays import DTYPES, JAX_OPS, row_width, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.kernels import narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.types import Attribute, PyTree
+from jax_gnn._core.op import Bind, Call, Op, Operand
+from jax_gnn._core.types import Attribute, PyTree, Shaped
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
 """Names of reductions, in the order of ``enum Reduce`` in segments.h."""
@@ -41,7 +41,6 @@ class Rows(NamedTuple):
 
 
 def _call(platform: str, operands: Rows, **attributes: Attribute) -> Call | None:
-    del platform
     x, ids = operands
     size = attributes.get("num_rows", x.shape[0])
     is_scatter = "reduce" in attributes
@@ -56,38 +55,31 @@ def _never_batched(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> 
 def _define(
     name: str, result: Callable[..., jax.ShapeDtypeStruct], xla: Callable[..., Array]
 ) -> Op:
-    return define(
-        Op(
-            name=name,
-            operands=Rows,
-            result=result,
-            xla=xla,
-            transpose={},
-            batch=_never_batched,
-            platforms=("cpu",),
-            call=_call,
-        )
+    return Op(
+        name=name,
+        operands=Rows,
+        result=result,
+        xla=xla,
+        transpose={},
+        batch=_never_batched,
+        platforms=("cpu",),
+        call=_call,
     )
 
 
-def _scatter_result(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeDtypeStruct:
-    del reduce
-    return jax.ShapeDtypeStruct((num_rows, *operands.x.shape[1:]), operands.x.dtype)
-
-
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
-    result: Array = JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows)
-    return result
+    return cast(Array, JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows))
 
 
-def _gather_result(operands: Rows) -> jax.ShapeDtypeStruct:
-    x, ids = operands
-    return jax.ShapeDtypeStruct((ids.shape[0], *x.shape[1:]), x.dtype)
+def _rows_like(x: Shaped, num_rows: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype)
 
 
 # out[r] = reduce of the rows of x whose id is r; and out[i] = x[ids[i]], zeros for padding.
-segment_scatter = _define("segment_scatter", _scatter_result, _scatter)
-gather_rows = _define("gather_rows", _gather_result, take)
+segment_scatter = _define(
+    "segment_scatter", lambda rows, *, num_rows, reduce: _rows_like(rows.x, num_rows), _scatter
+)
+gather_rows = _define("gather_rows", lambda rows: _rows_like(rows.x, rows.ids.shape[0]), take)
 
 
 def composition(
@@ -100,7 +92,6 @@ def composition(
     relu: bool = False,
 ) -> Callable[..., Array] | None:
     """Return ``segment_reduce`` by one of these ops where that is faster."""
-    del heads
     x, weight, matrix, *epilogue = operands
     plain = weight is None and not relu and all(operand is None for operand in epilogue)
     if platform != "cpu" or not plain or x.dtype not in DTYPES or not _sizes_known(x, matrix):
@@ -126,14 +117,10 @@ def _sizes_known(x: Operand, matrix: SparseMatrix) -> bool:
 
 
 def _as_gather(x: Array, matrix: SparseMatrix, **operands: object) -> Array:
-    del operands
-    result: Array = gather_rows(x, matrix.by_row.cols)
-    return result
+    return cast(Array, gather_rows(x, matrix.by_row.cols))
 
 
 def _as_scatter(reduce: str, x: Array, matrix: SparseMatrix, **operands: object) -> Array:
-    del operands
     assert matrix.unsorted is not None  # `composition` has checked it
     ids, num_rows = matrix.unsorted.rows, matrix.by_row.num_rows
-    result: Array = segment_scatter(x, ids, num_rows=num_rows, reduce=reduce)
-    return result
+    return cast(Array, segment_scatter(x, ids, num_rows=num_rows, reduce=reduce))

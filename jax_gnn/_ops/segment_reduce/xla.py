@@ -79,7 +79,6 @@ def segment_reduce(
     heads: int,
     relu: bool = False,
 ) -> Array:
-    del halo_rows, num_valid
     rows = x if halo is None else jnp.concatenate([x, halo])
     result = _reduce(rows, weight, matrix, reduce, heads)
     operands = self_scale, out_scale, residual, bias, result_scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.export
@@ -17,7 +17,7 @@ from jax_gnn._core.batching import batch_features, broadcast_batch, disjoint_uni
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, in_range
 from jax_gnn._core.kernels import csr_operands, like_first
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._core.sharding import Piece
 from jax_gnn._core.types import PyTree
 from jax_gnn._ops.matrix_sharding import matrix_sharding
@@ -44,7 +44,6 @@ class Tangents(NamedTuple):
 
 def _call(platform: str, operands: Scores | Tangents) -> Call | None:
     """Return the custom call of the softmax or of its tangent."""
-    del platform
     *arrays, matrix = operands
     csr = matrix.by_row
     index = csr_operands(csr, csr.count)
@@ -60,6 +59,7 @@ def _call(platform: str, operands: Scores | Tangents) -> Call | None:
 
 
 def _jvp(bind: Bind, primals: Scores, tangents: Scores) -> tuple[Array, Array | None]:
+    # The tangent needs the softmax alone, not the scores.
     y, matrix = bind(primals), primals.matrix
     tangent = segment_softmax_tangent(y, tangents.x, matrix, implementation=bind.implementation)
     return y, tangent
@@ -69,6 +69,7 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
     y, t, matrix = primals
     dy, dt, _ = tangents
     terms = [] if dt is None else [bind(primals._replace(t=dt))]
+    # The derivative in y, by the product rule: of the factor, and of the mean.
     if dy is not None:
         valid = as_column(not_padding(matrix))
         y, t, dy = (jnp.where(valid, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
@@ -81,15 +82,9 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
     return bind(primals), functools.reduce(operator.add, terms) if terms else None
 
 
-def _tangent_transpose(bind: Bind, ct: Array, operands: Tangents) -> Array:
-    result: Array = bind(operands._replace(t=ct))
-    return result
-
-
 def _batch(fill: float, bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        returned: Array = batch_features((), bind, operands, batched, size)
-        return returned
+        return cast(Array, batch_features((), bind, operands, batched, size))
     # No columns could mark padding in the joined matrix: it gets values that change no result.
     *values, matrix = broadcast_batch(operands, batched, size)
     valid = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, :, None]
@@ -112,8 +107,7 @@ def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
     share = jnp.exp(local - maximum)
     share /= jnp.maximum(piece.reduce(share), jnp.finfo(wide.dtype).tiny)
-    result: Array = (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype)
-    return result
+    return cast(Array, (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype))
 
 
 def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
@@ -126,42 +120,36 @@ def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
 
 
 # The softmax over each segment of sorted entries.
-segment_softmax = define(
-    Op(
-        name="segment_softmax",
-        operands=Scores,
-        result=like_first,
-        xla=xla.segment_softmax,
-        call=_call,
-        jvp=_jvp,
-        transpose={},
-        batch=functools.partial(_batch, -np.inf),
-        flops=_flops,
-        family=FAMILY,
-        sharding=matrix_sharding(
-            {"x": "entries features"}, "entries features", across=_softmax_across
-        ),
-    )
+segment_softmax = Op(
+    name="segment_softmax",
+    operands=Scores,
+    result=like_first,
+    xla=xla.segment_softmax,
+    call=_call,
+    jvp=_jvp,
+    transpose={},
+    batch=functools.partial(_batch, -np.inf),
+    flops=_flops,
+    family=FAMILY,
+    sharding=matrix_sharding({"x": "entries features"}, "entries features", across=_softmax_across),
 )
 
 
 # y · (t - sum of the segment's y · t).
-segment_softmax_tangent = define(
-    Op(
-        name="segment_softmax_tangent",
-        operands=Tangents,
-        result=like_first,
-        xla=xla.segment_softmax_tangent,
-        call=_call,
-        jvp=_tangent_jvp,
-        transpose={"t": _tangent_transpose},
-        batch=functools.partial(_batch, 0.0),
-        flops=_flops,
-        family=FAMILY,
-        sharding=matrix_sharding(
-            dict.fromkeys(("y", "t"), "entries features"),
-            "entries features",
-            across=_tangent_across,
-        ),
-    )
+segment_softmax_tangent = Op(
+    name="segment_softmax_tangent",
+    operands=Tangents,
+    result=like_first,
+    xla=xla.segment_softmax_tangent,
+    call=_call,
+    jvp=_tangent_jvp,
+    transpose={"t": lambda bind, ct, operands: bind(operands._replace(t=ct))},
+    batch=functools.partial(_batch, 0.0),
+    flops=_flops,
+    family=FAMILY,
+    sharding=matrix_sharding(
+        dict.fromkeys(("y", "t"), "entries features"),
+        "entries features",
+        across=_tangent_across,
+    ),
 )

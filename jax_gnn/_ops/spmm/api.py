@@ -152,6 +152,7 @@ def parse_spmm_args(
             f"self_scale needs a graph that is not bipartite, got one of num_src={num_src} and "
             f"num_dst={num_dst}"
         )
+    # Gates of attributions become factors of the messages, before the graph's matrix is taken.
     acc = accumulator_dtype(x.dtype)
     graph, weight = graph._gated(weight, acc)
     matrix = graph.matrix(weighted=weight is not None)
@@ -270,6 +271,7 @@ def _edge_dots(args: SddmmArgs) -> Array:
 
 
 def _combine_ends(args: SddmmArgs) -> Array:
+    # Both ends are gathered to the edges, and padding is masked once, after the operation.
     at_dst, at_src = args.graph.ends()
     a, b = gather(args.a, at_dst, args.implementation), gather(args.b, at_src, args.implementation)
     combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[args.op]
