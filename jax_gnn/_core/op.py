@@ -248,11 +248,6 @@ def export_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
     )
 
 
-def define(op: Op) -> Op:
-    """Return an op; its construction has made the primitive."""
-    return op
-
-
 def multilinear_jvp(
     linear: Sequence[str], bind: Bind, primals: PyTree, tangents: PyTree
 ) -> tuple[Array, Array | None]:

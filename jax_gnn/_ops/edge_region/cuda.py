@@ -23,7 +23,7 @@ from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import at_most, in_range
 from jax_gnn._core.kernels import block_workspace, csr_operands
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.cuda_codegen import generate
 from jax_gnn._ops.edge_region.cuda_text import TILE_ENTRIES, WARP, Kernel, has_tiles
@@ -156,18 +156,16 @@ def _never_batched(bind: Bind, operands: object, batched: object, size: int) -> 
     raise AssertionError("walks are made when a region is lowered")
 
 
-edge_walk = define(
-    Op(
-        name="edge_walk",
-        operands=WalkOperands,
-        result=_result,
-        xla=_xla,
-        transpose={},
-        batch=_never_batched,
-        several=True,
-        platforms=("cuda",),
-        call=_call,
-    )
+edge_walk = Op(
+    name="edge_walk",
+    operands=WalkOperands,
+    result=_result,
+    xla=_xla,
+    transpose={},
+    batch=_never_batched,
+    several=True,
+    platforms=("cuda",),
+    call=_call,
 )
 
 

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core.batching import broadcast_batch, map_batch
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, fits_block_diagonal
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Op, abstract_like, align_varying, define
+from jax_gnn._core.op import Bind, Op, abstract_like, align_varying
 from jax_gnn._core.sharding import UNSPLIT, Sharding, reshape
 from jax_gnn._ops.edge_region import cuda, xla
 from jax_gnn._ops.edge_region.region import Region, Sink
@@ -284,21 +284,19 @@ def _flops(operands: Operands, *, region: Region) -> int:
     return flops
 
 
-region_op = define(
-    Op(
-        name="edge_region",
-        operands=Operands,
-        result=_result,
-        xla=xla.edge_region,
-        transpose={"arrays": _transpose},
-        jvp=_jvp,
-        batch=_batch,
-        several=True,
-        composition=cuda.composition,
-        flops=_flops,
-        platforms=(),
-        sharding=_sharding,
-    )
+region_op = Op(
+    name="edge_region",
+    operands=Operands,
+    result=_result,
+    xla=xla.edge_region,
+    transpose={"arrays": _transpose},
+    jvp=_jvp,
+    batch=_batch,
+    several=True,
+    composition=cuda.composition,
+    flops=_flops,
+    platforms=(),
+    sharding=_sharding,
 )
 
 region_jvp = Linear(

@@ -12,7 +12,7 @@ from jax import Array
 
 from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import PADDING, in_range, row_starts
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 
@@ -75,18 +75,16 @@ def _batch(bind: Bind, operands: TypedRows, batched: TypedRows, size: int) -> li
     return result
 
 
-relation_pairs = define(
-    Op(
-        name="relation_pairs",
-        operands=TypedRows,
-        result=_result,
-        xla=_xla,
-        platforms=("cuda",),
-        call=_call,
-        transpose={},
-        batch=_batch,
-        several=True,
-    )
+relation_pairs = Op(
+    name="relation_pairs",
+    operands=TypedRows,
+    result=_result,
+    xla=_xla,
+    platforms=("cuda",),
+    call=_call,
+    transpose={},
+    batch=_batch,
+    several=True,
 )
 
 

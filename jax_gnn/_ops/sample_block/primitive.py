@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.op import Bind, Call, Op, define, replace_items
+from jax_gnn._core.op import Bind, Call, Op, replace_items
 from jax_gnn._ops.sample_block import xla
 from jax_gnn._ops.sample_block.xla import (
     DrawnEdges,
@@ -105,25 +105,21 @@ def _draw_call(
     return Call([*operands], {"stream": np.int64(stream), "replace": np.bool_(replace)})
 
 
-sample_uniform = define(
-    _SamplingOp(
-        name="sample_uniform",
-        operands=UniformOperands,
-        result=_draw_result,
-        xla=xla.uniform,
-        platforms=("cpu", "cuda"),
-        call=_draw_call,
-    )
+sample_uniform = _SamplingOp(
+    name="sample_uniform",
+    operands=UniformOperands,
+    result=_draw_result,
+    xla=xla.uniform,
+    platforms=("cpu", "cuda"),
+    call=_draw_call,
 )
-sample_weighted = define(
-    _SamplingOp(
-        name="sample_weighted",
-        operands=WeightedOperands,
-        result=_draw_result,
-        xla=xla.weighted,
-        platforms=("cpu",),
-        call=_draw_call,
-    )
+sample_weighted = _SamplingOp(
+    name="sample_weighted",
+    operands=WeightedOperands,
+    result=_draw_result,
+    xla=xla.weighted,
+    platforms=("cpu",),
+    call=_draw_call,
 )
 
 
@@ -193,16 +189,14 @@ def _block_composition(
     return composed
 
 
-sample_block = define(
-    _SamplingOp(
-        name="sample_block",
-        operands=BlockOperands,
-        result=lambda drawn, num_edges, num_src, **_: block_shapes(drawn.nodes, num_edges, num_src),
-        xla=_block_xla,
-        platforms=("cpu", "cuda"),
-        composition=_block_composition,
-        call=_block_call,
-    )
+sample_block = _SamplingOp(
+    name="sample_block",
+    operands=BlockOperands,
+    result=lambda drawn, num_edges, num_src, **_: block_shapes(drawn.nodes, num_edges, num_src),
+    xla=_block_xla,
+    platforms=("cpu", "cuda"),
+    composition=_block_composition,
+    call=_block_call,
 )
 
 
@@ -230,15 +224,13 @@ def _distinct_call(
     )
 
 
-sample_distinct = define(
-    _SamplingOp(
-        name="sample_distinct",
-        operands=SortedSources,
-        result=lambda edges, num_src, **_: block_shapes(edges.nodes, edges.rows.shape[0], num_src),
-        xla=lambda num_nodes, num_src, **edges: distinct_block(
-            SortedSources(**edges), num_nodes, num_src
-        ),
-        platforms=("cuda",),
-        call=_distinct_call,
-    )
+sample_distinct = _SamplingOp(
+    name="sample_distinct",
+    operands=SortedSources,
+    result=lambda edges, num_src, **_: block_shapes(edges.nodes, edges.rows.shape[0], num_src),
+    xla=lambda num_nodes, num_src, **edges: distinct_block(
+        SortedSources(**edges), num_nodes, num_src
+    ),
+    platforms=("cuda",),
+    call=_distinct_call,
 )

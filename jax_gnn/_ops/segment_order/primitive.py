@@ -14,7 +14,7 @@ from jax_gnn._core.batching import map_batch
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import at_most, in_range, take_ids
 from jax_gnn._core.kernels import like_first
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._core.sharding import UNSPLIT, Sharding, replicate
 
 
@@ -64,20 +64,18 @@ def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
 
 
 # The stable order of ids, with ids out of range last.
-segment_order = define(
-    Op(
-        name="segment_order",
-        operands=Ids,
-        result=like_first,
-        xla=_xla,
-        platforms=("cpu", "cuda"),
-        call=_call,
-        transpose={},
-        batch=_batch,
-        sharding=lambda *_, **attributes: Sharding(
-            [UNSPLIT], [UNSPLIT], lambda bind, operands, pieces: bind(operands)
-        ),
-    )
+segment_order = Op(
+    name="segment_order",
+    operands=Ids,
+    result=like_first,
+    xla=_xla,
+    platforms=("cpu", "cuda"),
+    call=_call,
+    transpose={},
+    batch=_batch,
+    sharding=lambda *_, **attributes: Sharding(
+        [UNSPLIT], [UNSPLIT], lambda bind, operands, pieces: bind(operands)
+    ),
 )
 
 
