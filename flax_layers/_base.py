@@ -30,8 +30,7 @@ from jax_gnn.extend import (
     check_number,
     check_real,
     feature_wise,
-    gradients_at_once,
-    is_tall,
+    row_matmul,
     row_wise,
 )
 from jax_gnn.sampling import Blocks
@@ -471,30 +470,12 @@ def product(
     bias: Array | None = None,
     activation: Activation | None = None,
 ) -> Array:
-    """Return ``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall.
-
-    The scale has one number for each row.
-    """
+    """Return `row_matmul`, also of rows on the host."""
     if isinstance(x, HostRows):
         # Rows on the host are streamed through the product; scale and bias follow on the device.
         y = x.map(lambda rows, kernel: product(rows, kernel, precision), kernel)
         return finished(scaled(y, scale), bias, activation)
-    # Across devices, both gradients are scheduled together.
-    x, kernel = gradients_at_once(x, kernel)
-    if is_tall(x, kernel, precision):
-        return segment_matmul(
-            x,
-            kernel[None],
-            jnp.full((1,), x.shape[0], jnp.int32),
-            scale=scale,
-            bias=None if bias is None else bias[None],
-            activation=activation,
-        )
-    # Scaling the narrower of x and y costs less. XLA fuses a scaling of x with the operation that
-    # made x, such as a dropout.
-    narrows = kernel.shape[0] > kernel.shape[1]
-    y = jnp.matmul(x if narrows else scaled(x, scale), kernel, precision=precision)
-    return finished(scaled(y, scale) if narrows else y, bias, activation)
+    return row_matmul(x, kernel, precision, scale=scale, bias=bias, activation=activation)
 
 
 def matmul_with_segmented_gradient(

@@ -32,11 +32,7 @@ from jax_gnn.extend import (
     check_flag,
     check_instance,
     feature_wise,
-    gather,
-    in_range,
-    row_starts,
-    segments,
-    total,
+    source_pair_rows,
 )
 
 Composition = Literal["sub", "mult", "corr"]
@@ -175,12 +171,9 @@ class CompGCNConv(CompGCNOptions):
             edge_weight: Weights of edges, ``(num_edges,)``; None means ones.
         """
         # Compositions depend on source and relation alone, hence a row for each pair in the graph.
-        pairs = graph.pair_src
-        assert pairs is not None  # checked by the caller
-        relations = gather(self._encode(z), segments(pairs.relations, self.num_relations))
-        batch_axes = [1] * (codes.ndim - 2)
-        relations = relations.reshape(len(relations), *batch_axes, relations.shape[-1])
-        compositions = self._compose(total(codes, pairs.gather), relations)
+        sources, relations = source_pair_rows(graph, codes, self._encode(z))
+        relations = jnp.expand_dims(relations, tuple(range(1, codes.ndim - 1)))
+        compositions = self._compose(sources, relations)
         return spmm(_by_direction(graph), compositions, edge_weight)
 
     def factors(self, graph: RelationalGraph) -> Array | None:
@@ -193,7 +186,7 @@ class CompGCNConv(CompGCNOptions):
             return None
         directed = _by_direction(graph)
         rows = directed.rows
-        valid = in_range(rows, directed.num_dst)
+        valid = (rows >= 0) & (rows < directed.num_dst)
 
         def count(ids: Array) -> Array:
             """Return, for each edge, the number of edges with the same id."""
@@ -269,8 +262,11 @@ def _by_direction(graph: RelationalGraph) -> Graph:
     num_forward_pairs = pairs.sizes[:half].sum(dtype=rows.dtype)
     from_inverse = (edges.t_rows >= num_forward_pairs).astype(rows.dtype)
     t_cols = jnp.where(edges.t_cols < 0, edges.t_cols, 2 * edges.t_cols + from_inverse)
-    ascending = jnp.where(rows < 0, 2 * graph.num_dst, rows)  # padding has row -1, at the end
-    indptr = row_starts(ascending, 2 * graph.num_dst).astype(edges.indptr.dtype)
+    # Both rows of a node share its range of edges, and its forward edges come first.
+    num_forward = jnp.append(0, jnp.cumsum(1 - is_inverse, dtype=rows.dtype))
+    starts, stops = edges.indptr[:-1], edges.indptr[1:]
+    middles = starts + (num_forward[stops] - num_forward[starts]).astype(starts.dtype)
+    indptr = jnp.append(jnp.stack([starts, middles], 1), edges.indptr[-1:])
     return replace(edges, indptr=indptr, rows=rows, t_cols=t_cols)
 
 

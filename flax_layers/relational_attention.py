@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Unpack, get_args
 
@@ -55,6 +55,7 @@ from jax_gnn import (
     HeteroGraph,
     HGTWeights,
     RelationalGraph,
+    RelationMaps,
     RGATWeights,
     TypePlan,
     hgt_attention,
@@ -62,16 +63,11 @@ from jax_gnn import (
     segment_matmul,
 )
 from jax_gnn.extend import (
-    METHODS,
-    Method,
-    RelationMaps,
     as_array,
     as_ids,
     check_choice,
-    check_distinct,
     check_finite,
     check_instance,
-    choose_method,
     feature_wise,
     row_wise,
 )
@@ -82,6 +78,7 @@ T = TypeVar("T")
 
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
+Method = Literal["auto", "source_pairs", "destination_pairs"]
 TypedFeatures = NodeFeatures | Mapping[str, ArrayLike]
 """Features of nodes, or by node type."""
 
@@ -147,7 +144,7 @@ class RGATConv(RGATOptions, MultiHead):
         self._check_heads()
         check_choice("attention", self.attention, get_args(Attention))
         check_choice("softmax", self.softmax, get_args(Softmax))
-        check_choice("method", self.method, METHODS)
+        check_choice("method", self.method, get_args(Method))
         check_finite("negative_slope", self.negative_slope)
         self.kernel = factory.kernel(*self._kernel_shape(self.in_features, self._width))
         self.coefficients = self._make_coefficients(factory)
@@ -348,7 +345,7 @@ class HGTConv(HGTOptions):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_positive(out_features=self.out_features, num_relations=self.num_relations)
         check_heads(self.heads, self.out_features)
-        check_choice("method", self.method, METHODS)
+        check_choice("method", self.method, get_args(Method))
         self.type_names = _type_names(self.node_types)
         self.widths = widths = _widths(self.in_features, self.type_names)
         self.ends = _endpoint_types(self.relation_ends, self.type_names, self.num_relations)
@@ -617,19 +614,20 @@ class HGTConv(HGTOptions):
         folded = self._fold(*endpoints) if folded is None else folded
         operands = endpoints, self.query[...], parameter_value(self.query_bias), folded
         endpoints, query, bias, weights = _promote(operands, self.dtype)
-        method = choose_method(graph, self.method, weights.value.kernel, self.heads, dots=True)
-        maps_query = method == "source_pairs" and not folds_query
 
         def attend(src: Array, dst: Array | None = None) -> Array:
             dst = src if dst is None else dst
+
+            def pair_query() -> Array:
+                return types.product(dst, query, bias, self.precision)
+
             y = self._attend(
                 graph,
                 dst,
                 src,
                 src,
                 weights,
-                method,
-                pair_query=types.product(dst, query, bias, self.precision) if maps_query else None,
+                pair_query=None if folds_query else pair_query,
                 fold_query_into_key=folds_query,
             )
             return self._finish(y, dst if dst.shape[1] == y.shape[1] else None, types)
@@ -671,7 +669,7 @@ class HGTConv(HGTOptions):
             return types.joined(parts)
 
         def attend(key: Array, value: Array, query: Array, skip: Array) -> Array:
-            y = self._attend(graph, query, key, value, weights, self.method)
+            y = self._attend(graph, query, key, value, weights)
             return self._finish(y, skip, dst_types)
 
         def skip_input(rows: Array) -> Array:
@@ -697,8 +695,7 @@ class HGTConv(HGTOptions):
         key: Array,
         value: Array,
         weights: HGTWeights,
-        method: Method,
-        pair_query: Array | None = None,
+        pair_query: Callable[[], Array] | None = None,
         fold_query_into_key: bool = False,
     ) -> Array:
         y = hgt_attention(
@@ -710,7 +707,7 @@ class HGTConv(HGTOptions):
             pair_query=pair_query,
             fold_query_into_key=fold_query_into_key,
             heads=self.heads,
-            method=method,
+            method=self.method,
             precision=self.precision,
         )
         return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
@@ -869,8 +866,13 @@ def _type_names(node_types: object) -> tuple[str, ...]:
     names = tuple(node_types) if isinstance(node_types, tuple | list) else ()
     if not names or any(not isinstance(name, str) for name in names):
         raise TypeError(f"node_types must be names, or their number, got {node_types!r}")
-    check_distinct("node_types", names)
+    _check_distinct("node_types", names)
     return names
+
+
+def _check_distinct(name: str, values: Sequence[object]) -> None:
+    if len({*values}) < len(values):
+        raise ValueError(f"{name} must differ from each other, got {values}")
 
 
 def _widths(in_features: int | Mapping[str, int], names: tuple[str, ...]) -> tuple[int, ...]:
@@ -909,7 +911,7 @@ def _endpoint_types(
             f"relation_ends must be those of num_relations = {num_relations}, got "
             f"{len(relation_ends)}"
         )
-    check_distinct("relation_ends", [tuple(types) for types in relation_ends if len(types) == 3])
+    _check_distinct("relation_ends", [tuple(types) for types in relation_ends if len(types) == 3])
 
     def number(relation: int, name: NodeTypeId) -> int:
         types = range(len(names)) if isinstance(name, int) else names

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +44,10 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, HypergraphNorm, node_to_hyperedge
-from jax_gnn.extend import Reduce, check_choice, check_instance, check_number
+from jax_gnn.extend import check_choice, check_instance, check_number
 from jax_gnn.sharding import HypergraphPart
 
+Reduce = Literal["sum", "mean", "max", "min"]
 LINEAR_REDUCTIONS = ("sum", "mean")
 
 

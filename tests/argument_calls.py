@@ -234,7 +234,10 @@ _add("index_segment_reduce",
      x=X, index=SRC, segment_ids=DST, num_segments=3, weight=OF_EDGES, reduce="sum", **XLA)
 _add("relational_aggregate", graph=TYPED, x=ones(3, 4), rhs=ones(2, 4, 5), weight=ones(3),
      transpose_rhs=False, method="edges", precision=None, **XLA)
-_add("relational_lookup", graph=TYPED, table=ones(2, 3, 5), weight=ones(3), **XLA)
+_add("relational_aggregate of bases", graph=TYPED, x=ones(3, 4), rhs=ones(6, 4, 5),
+     coefficients=ones(2, 6))
+_add("relational_lookup", graph=TYPED, table=ones(2, 3, 5), weight=ones(3), precision=None, **XLA)
+_add("relational_lookup of bases", graph=TYPED, table=ones(6, 3, 5), coefficients=ones(2, 6))
 _add("hypergraph_aggregate", **SCALES, x=X, node_scale_in=OF_SRC, node_scale_out=OF_SRC,
      hyperedge_scale=OF_DST, self_scale=OF_SRC, normalization=None, hyperedge_reduce="mean",
      node_reduce="sum", residual=X, bias=ones(2), activation="relu")
