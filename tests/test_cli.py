@@ -426,15 +426,15 @@ def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
         assert f"--data is needed: {expected}" in message
 
 
-def test_predict_with_an_older_checkpoint(digits_checkpoint, tmp_path, monkeypatch, capsys):
+def test_predict_with_unknown_training_data(digits_checkpoint, tmp_path, monkeypatch, capsys):
     trained = load_checkpoint(digits_checkpoint)
-    old = TrainedModel(trained.model, trained.config, version=None)
+    old = TrainedModel(trained.model, trained.config)
 
-    def load_older(path):
+    def load_old(path):
         warnings.warn(f"{path} lacks the split", stacklevel=2)
         return old
 
-    monkeypatch.setattr(predict, "load_checkpoint", load_older)
+    monkeypatch.setattr(predict, "load_checkpoint", load_old)
     data = save_graph(tmp_path / "new.npz")
     assert cli.main(["predict", "old", "--data", str(data)]) == 0
     out, err = capsys.readouterr()

@@ -108,7 +108,7 @@ def test_dynamic_imports_are_seen(tmp_path, monkeypatch):
         imports("jax_gnn.module")
 
 
-# Names of `jax_gnn.extend` that one base class here takes, for all layers; others use them directly.
+# Names of `jax_gnn.extend` that one module here takes for all layers, and layers outside may use.
 FOR_OUTSIDE_LAYERS = {"row_matmul", "source_pair_rows"}
 
 
