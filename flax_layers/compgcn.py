@@ -24,13 +24,12 @@ from flax_layers._base import (
     product,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
-from flax_layers.relational import takes_hetero
+from flax_layers.relational import check_relations, takes_hetero
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn.extend import (
     accumulator_dtype,
     check_choice,
     check_flag,
-    check_instance,
     feature_wise,
     source_pair_rows,
 )
@@ -203,13 +202,9 @@ class CompGCNConv(CompGCNOptions):
         return jnp.where(valid, jax.lax.rsqrt(counts * out_counts), 0)
 
     def _check_graph(self, graph: RelationalGraph) -> None:
-        check_instance("graph", graph, RelationalGraph)
-        if graph.num_relations != self.num_relations or graph.self_relation:
-            note = " and a self_relation" if graph.self_relation else ""
-            raise ValueError(
-                f"graph must have num_relations = {self.num_relations}, inverse ones included, and "
-                f"no self_relation, got {graph.num_relations - graph.self_relation}{note}"
-            )
+        check_relations(graph, self.num_relations, beside_self=True)
+        if graph.self_relation:
+            raise ValueError(f"graph must have no self_relation, got {graph}")
         if graph.pair_src is None:
             raise ValueError(
                 f"graph lacks the part 'from_pairs': call with_parts('from_pairs'), got {graph}"

@@ -246,13 +246,7 @@ class RGCNConv(RGCNOptions):
 
     def _check_graph(self, graph: RelationalGraph) -> None:
         """Raise ValueError for a graph with other relations than the layer's."""
-        check_instance("graph", graph, RelationalGraph)
-        num_relations = graph.num_relations - int(graph.self_relation)
-        if num_relations != self.num_relations:
-            raise ValueError(
-                f"graph must have num_relations = {self.num_relations} beside a self_relation, got "
-                f"{num_relations}"
-            )
+        check_relations(graph, self.num_relations, beside_self=True)
         if graph.self_relation and not self.self_weight:
             raise ValueError(
                 "graph has a self_relation, and the layer has self_weight=False, got "
@@ -316,6 +310,20 @@ def keeps_blocks(graph: RelationalGraph, in_features: int, out_features: int) ->
 def _num_one_hot(graph: RelationalGraph) -> int:
     """Return the width of one-hot features: the number of nodes of the whole graph."""
     return graph.num_whole_nodes if isinstance(graph, RelationalPart) else graph.num_src
+
+
+def check_relations(
+    graph: RelationalGraph, num_relations: int, *, beside_self: bool = False
+) -> None:
+    """Raise ValueError for a graph with another number of relations than a layer.
+
+    A self_relation is one of them, or comes beside them.
+    """
+    check_instance("graph", graph, RelationalGraph)
+    count = graph.num_relations - int(beside_self and graph.self_relation)
+    if count != num_relations:
+        note = " beside a self_relation" if beside_self else ""
+        raise ValueError(f"graph must have num_relations = {num_relations}{note}, got {count}")
 
 
 def block_diagonal(blocks: Array) -> Array:

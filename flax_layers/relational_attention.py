@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Unpack, get_args
 
@@ -50,7 +50,13 @@ from flax_layers._declaration import (
     default_kernel_init,
     glorot_init,
 )
-from flax_layers.relational import RelationOptions, block_diagonal, over_batch, takes_hetero
+from flax_layers.relational import (
+    RelationOptions,
+    block_diagonal,
+    check_relations,
+    over_batch,
+    takes_hetero,
+)
 from jax_gnn import (
     HeteroGraph,
     HGTWeights,
@@ -67,7 +73,6 @@ from jax_gnn.extend import (
     as_ids,
     check_choice,
     check_finite,
-    check_instance,
     feature_wise,
     row_wise,
 )
@@ -199,7 +204,7 @@ class RGATConv(RGATOptions, MultiHead):
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
-        _check_relations(graph, self.num_relations)
+        check_relations(graph, self.num_relations)
         src, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
         endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
         if (edge_features is None) != (self.edge_in_features is None):
@@ -255,15 +260,6 @@ class RGATConv(RGATOptions, MultiHead):
         kernel = self._split(self.edge_kernel[...].astype(dtype))
         head_kernel = dots(kernel, self.edge_attention[...].astype(dtype))
         return product(x.astype(dtype), head_kernel, self.precision)
-
-
-def _check_relations(graph: RelationalGraph, num_relations: int) -> None:
-    check_instance("graph", graph, RelationalGraph)
-    if graph.num_relations != num_relations:
-        note = ", that of nodes to themselves included" if graph.self_relation else ""
-        raise ValueError(
-            f"graph must have num_relations = {num_relations}, got {graph.num_relations}{note}"
-        )
 
 
 NodeTypeId = str | int
@@ -478,7 +474,7 @@ class HGTConv(HGTOptions):
                 method needs.
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
-        _check_relations(graph, self.num_relations)
+        check_relations(graph, self.num_relations)
         if node_types is None and isinstance(graph, RelationalPart) and len(self.type_names) > 1:
             self._check_count(len(graph.whole_type_sizes))
             node_types = graph.node_types
@@ -621,15 +617,10 @@ class HGTConv(HGTOptions):
             def pair_query() -> Array:
                 return types.product(dst, query, bias, self.precision)
 
-            y = self._attend(
-                graph,
-                dst,
-                src,
-                src,
-                weights,
-                pair_query=None if folds_query else pair_query,
-                fold_query_into_key=folds_query,
-            )
+            options: dict[str, Any] = {"fold_query_into_key": folds_query}
+            if not folds_query:
+                options["pair_query"] = pair_query
+            y = self._attend(graph, dst, src, src, weights, **options)
             return self._finish(y, dst if dst.shape[1] == y.shape[1] else None, types)
 
         return over_batch(attend, *endpoints)
@@ -695,21 +686,11 @@ class HGTConv(HGTOptions):
         key: Array,
         value: Array,
         weights: HGTWeights,
-        pair_query: Callable[[], Array] | None = None,
-        fold_query_into_key: bool = False,
+        **options: Any,
     ) -> Array:
-        y = hgt_attention(
-            graph,
-            query,
-            key,
-            value,
-            weights,
-            pair_query=pair_query,
-            fold_query_into_key=fold_query_into_key,
-            heads=self.heads,
-            method=self.method,
-            precision=self.precision,
-        )
+        """Return `hgt_attention` with the options of the layer, heads side by side."""
+        options |= {"heads": self.heads, "method": self.method, "precision": self.precision}
+        y = hgt_attention(graph, query, key, value, weights, **options)
         return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
 
     def _finish(self, y: Array, x: Array | None, types: NodeTypes) -> Array:

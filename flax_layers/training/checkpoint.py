@@ -38,7 +38,12 @@ from flax_layers.training.link_models import LINK_RECIPES, make_link_model
 from flax_layers.training.link_tasks import LinkIndex
 from flax_layers.training.links import TrainedLinks
 from flax_layers.training.models import RECIPES
-from flax_layers.training.predictor import ColumnsLike, Predictor, Preprocessing
+from flax_layers.training.predictor import (
+    ColumnsLike,
+    Predictor,
+    Preprocessing,
+    leaves_by_path,
+)
 from flax_layers.training.trained import TrainedModel, stack_of
 from flax_layers.training.types import array_spec
 from jax_gnn import __version__
@@ -333,11 +338,7 @@ def _name(factory: Factory) -> str:
 def _variables(model: nnx.Module) -> dict[str, str]:
     """Return shapes and dtypes by path."""
     state = nnx.to_pure_dict(nnx.state(model, VARIABLES))
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype}{[*x.shape]}"
-        for path, x in leaves
-    }
+    return {path: f"{x.dtype}{[*x.shape]}" for path, x in leaves_by_path(state).items()}
 
 
 def _check_variables(description: Description, model: nnx.Module) -> None:
@@ -364,7 +365,7 @@ def _trained_model(
 ) -> TrainedModel | TrainedLinks:
     """Return the trained model of a description, and of its index of links, if there is one."""
     name, version, data = (description[key] for key in ("model", "version", "data"))
-    numbering = description.get("numbering")
+    numbering: Any = description["numbering"]
     if numbering:
         numbering = Numbering(**{key: _tuples(value) for key, value in numbering.items()})
     data = data and Fingerprint(**data)
