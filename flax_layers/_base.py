@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, Unpack, get_args
@@ -742,6 +742,24 @@ def check_edge_weight(graph: AnyGraph, weight: ArrayLike | None) -> Array | None
     if weight is None:
         return None
     return check_vector("edge_weight", weight, "num_edges", graph.num_edges)
+
+
+def check_types(
+    name: str,
+    by_type: Mapping[str, object],
+    types: Collection[str],
+    *,
+    optional: Collection[str] = (),
+    note: str = "",
+) -> None:
+    """Raise ValueError for a mapping by node type with an unknown type, or without one."""
+    known, keys = (", ".join(map(repr, names)) for names in (types, by_type))
+    for key in by_type:
+        if key not in types:
+            raise ValueError(f"{name} has the key {key!r}, none of the types {known}, got {keys}")
+    for key in types:
+        if key not in by_type and key not in optional:
+            raise ValueError(f"{name} lacks the type {key!r}{note}, got {keys or 'none'}")
 
 
 def check_model(name: str, model: object) -> None:

@@ -18,6 +18,7 @@ from flax_layers._base import (
     Sizes,
     check_features,
     check_positive,
+    check_types,
     endpoint_sizes,
     finished,
     linear,
@@ -380,18 +381,7 @@ class HeteroLinear(LinearOptions):
         """
         if not isinstance(x_dict, Mapping):
             raise TypeError(f"x_dict must be a mapping by type, got {type(x_dict).__name__}")
-        for name in [*x_dict, *self.in_features]:
-            if name not in self.in_features:
-                types = ", ".join(map(repr, self.in_features))
-                raise ValueError(
-                    f"x_dict has the key {name!r}, which is none of the types {types}, got "
-                    f"{', '.join(map(repr, x_dict))}"
-                )
-            if name not in x_dict:
-                raise ValueError(
-                    f"x_dict lacks the type {name!r}; None stands for no features, got "
-                    f"{', '.join(map(repr, x_dict))}"
-                )
+        check_types("x_dict", x_dict, self.in_features, note="; None stands for no features")
         return {
             name: self._map(name, x_dict[name], positions)
             for name, positions in zip(self.in_features, places, strict=True)

@@ -34,6 +34,7 @@ from flax_layers._base import (
     check_endpoint_features,
     check_features,
     check_positive,
+    check_types,
     destination_rows,
     dropout_arguments,
     endpoint_values,
@@ -568,11 +569,8 @@ class HGTConv(HGTOptions):
         self, x: Mapping[str, ArrayLike], sizes: tuple[int, ...]
     ) -> dict[str, Array]:
         """Check features by node type; types without nodes get empty arrays."""
-        unknown = [name for name in x if name not in self.type_names]
-        if unknown:
-            raise ValueError(
-                f"x has the type {unknown[0]!r}, which is none of {self.type_names}, got {[*x]}"
-            )
+        empty = [name for name, size in zip(self.type_names, sizes, strict=True) if size == 0]
+        check_types("x", x, self.type_names, optional=empty, note=", which has nodes")
         features: dict[str, Array] = {}
         batch: tuple[int, ...] = ()
         for name, rows in [*x.items()][:1]:
@@ -586,10 +584,8 @@ class HGTConv(HGTOptions):
                         f"all of x must have the same batch axes, {batch}, got shape "
                         f"{features[name].shape} of type {name!r}"
                     )
-            elif size == 0:
-                features[name] = jnp.zeros((0, *batch, width))
             else:
-                raise ValueError(f"x lacks the type {name!r}, which has {size} nodes, got {[*x]}")
+                features[name] = jnp.zeros((0, *batch, width))
         return features
 
     # --- The computation -------------------------------------------------------------------------
@@ -861,14 +857,8 @@ def _widths(in_features: int | Mapping[str, int], names: tuple[str, ...]) -> tup
     if not isinstance(in_features, Mapping):
         check_positive(in_features=in_features)
         return (in_features,) * len(names)
-    for name in in_features:
-        if name not in names:
-            raise ValueError(
-                f"in_features has the type {name!r}, which is none of {names}, got {in_features}"
-            )
+    check_types("in_features", in_features, names)
     for name in names:
-        if name not in in_features:
-            raise ValueError(f"in_features lacks the type {name!r}, got {in_features}")
         check_positive(**{f"in_features[{name!r}]": in_features[name]})
     return tuple(in_features[name] for name in names)
 
