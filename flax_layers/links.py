@@ -690,10 +690,8 @@ def _ids_below(name: str, ids: Ids, size_name: str, size: int) -> np.ndarray:
 
 def _real_numbers(name: str, values: ArrayLike) -> np.ndarray:
     """Return real numbers on the host, in float64."""
-    array = np.asarray(values)
-    if not any(jnp.issubdtype(array.dtype, kind) for kind in (np.integer, np.floating)):
-        raise TypeError(f"{name} must be real numbers, got {described(array)}")
-    return array.astype(np.float64)
+    check_real(name, values)  # an array of JAX, which may have fewer bits
+    return np.asarray(values, np.float64)
 
 
 def _sorted_scores(name: str, scores: ArrayLike, nan: float) -> np.ndarray:
