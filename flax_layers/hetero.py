@@ -248,11 +248,10 @@ class HeteroConv(nnx.Module):
         """Return the sums of a group into each type, at the first of its edge types."""
         features, kernels, weight = self._joint_operands(graph, x, keys)
         precision = self.convolutions[keys[0]].precision
-
-        def aggregate(x: Array) -> Array:
-            return relational_aggregate(graph.relational, x, kernels, weight, precision=precision)
-
-        y = graph.split(over_batch(aggregate, features))
+        rows = relational_aggregate(
+            graph.relational, features, kernels, weight, precision=precision
+        )
+        y = graph.split(rows)
         sums = {}
         for name in {key[2]: None for key in keys}:
             type_keys = [key for key in keys if key[2] == name]

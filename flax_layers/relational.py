@@ -272,7 +272,7 @@ class RGCNConv(RGCNOptions):
         options: Any = {"coefficients": coefficients, "precision": self.precision}
         if x is None:
             return relational_lookup(graph, kernel, weight, **options)
-        return over_batch(lambda x: relational_aggregate(graph, x, kernel, weight, **options), x)
+        return relational_aggregate(graph, x, kernel, weight, **options)
 
     def _sum_by_blocks(
         self, graph: RelationalGraph, x: Array, weight: Array | None, kernel: Array

@@ -5,8 +5,7 @@ where they are defined, and tested, but may change from one minor version to the
 
 - checks of arguments, whose errors name the argument and its value;
 - arrays: conversion, gathers of rows, axes for broadcasting, the dtype of accumulators;
-- products of rows, and rows of (source, relation) pairs, with the schedules of the ops;
-- types of arguments that ops take.
+- products of rows, rows of (source, relation) pairs, and types of arguments of ops.
 """
 
 from jax_gnn._core.arguments import (

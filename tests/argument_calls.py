@@ -874,7 +874,7 @@ WORDED: dict[str, list[Any]] = {
     ],
     "relational_aggregate": [
         bad("graph must be a jax_gnn.RelationalGraph, got Graph", TypeError, graph=TYPED.nodes),
-        bad("x must be (num_src=3, k), got shape (3,)", x=ones(3, 4)[:, 0]),
+        bad("x must be (num_src=3, *batch, k), got shape (3,)", x=ones(3, 4)[:, 0]),
         bad("x must be (num_src=3, *features), got shape (2, 4)", x=ones(3, 4)[:2]),
         bad("rhs must be (num_relations=2, *features), got shape (1, 4, 5)", rhs=ones(2, 4, 5)[:1]),
         bad("rhs must be (num_relations, k, n) ... k = 3 of x, got shape (2, 4, 5)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -10,12 +9,7 @@ from jax_gnn.datasets._dataset import NodeDataset
 from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
 
 KNOWN = "; known are "  # precedes the list of formats in the error of a loader
-LOADERS: tuple[Callable[[str], NodeDataset], ...] = (
-    load_hypergraph,
-    load_graph,
-    load_graphs,
-    load_relational,
-)
+LOADERS = load_hypergraph, load_graph, load_graphs, load_relational
 
 
 def load_any(source: str) -> list[NodeDataset]:

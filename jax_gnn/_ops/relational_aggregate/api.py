@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import jax
@@ -37,7 +38,7 @@ _NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs"}
 @public
 def relational_aggregate(
     graph: RelationalGraph,
-    x: Float[ArrayLike, "num_src k"],
+    x: Float[ArrayLike, "num_src *batch k"],
     rhs: Float[ArrayLike, "num_relations k n"] | Float[ArrayLike, "num_relations n k"],
     weight: Real[ArrayLike, "num_edges"] | None = None,
     *,
@@ -46,7 +47,7 @@ def relational_aggregate(
     method: Method | Literal["auto"] = "auto",
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
-) -> Float[Array, "num_dst n"]:
+) -> Float[Array, "num_dst *batch n"]:
     """Sum at each destination the sources' features times the weights of the edges' relations.
 
     ``out[i] = sum over the edges e = (j → i) of weight[e] · x[j] rhs[relation of e]``: the
@@ -60,7 +61,7 @@ def relational_aggregate(
 
     Args:
         graph: the graph, with at least one of its parts.
-        x: ``(num_src, k)`` source features: float16, bfloat16, float32 or float64.
+        x: ``(num_src, *batch, k)`` source features: float16, bfloat16, float32 or float64.
         rhs: ``(num_relations, k, n)``, a weight for each relation; ``(num_relations, n, k)`` with
             ``transpose_rhs``.
         weight: ``(num_edges,)`` in the graph's order of edges (`RelationalGraph.edge_values`); None
@@ -76,8 +77,8 @@ def relational_aggregate(
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        ``(num_dst, n)`` in the dtype that x and rhs promote to; half types accumulate in float32.
-        Destinations without edges get 0.
+        ``(num_dst, *batch, n)`` in the dtype that x and rhs promote to; half types accumulate in
+        float32. Destinations without edges get 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -96,14 +97,14 @@ def relational_aggregate(
     x = check_features("x", x, "num_src", graph.num_src)
     coefficients, size_name, size = _check_coefficients(graph, coefficients)
     rhs = check_features("rhs", rhs, size_name, size)
-    if x.ndim != 2:
-        raise ValueError(f"x must be (num_src={graph.num_src}, k), got shape {x.shape}")
+    if x.ndim < 2:
+        raise ValueError(f"x must be (num_src={graph.num_src}, *batch, k), got shape {x.shape}")
     transpose_rhs = check_flag("transpose_rhs", transpose_rhs)
-    if rhs.ndim != 3 or rhs.shape[2 if transpose_rhs else 1] != x.shape[1]:
-        shape = f"({size_name}, n, k)" if transpose_rhs else f"({size_name}, k, n)"
+    if rhs.ndim != 3 or rhs.shape[2 if transpose_rhs else 1] != x.shape[-1]:
+        axes = "n, k" if transpose_rhs else "k, n"
         raise ValueError(
-            f"rhs must be {shape} with {size_name}={size} and the k = {x.shape[1]} of x, got shape "
-            f"{rhs.shape}"
+            f"rhs must be ({size_name}, {axes}) with {size_name}={size} and the k = {x.shape[-1]} "
+            f"of x, got shape {rhs.shape}"
         )
     check_choice("method", method, ("auto", *get_args(Method)))
     part = _NEEDS.get(method)
@@ -114,24 +115,34 @@ def relational_aggregate(
         )
     dtype = promoted(x.dtype, rhs.dtype)
     rhs, level = rhs.astype(dtype), precision_level(precision)
+    # Products with bases are XLA's, with its own default of the precision.
     if coefficients is not None:
         coefficients = coefficients.astype(dtype)
         if method == "auto" and not transpose_rhs and _sums_by_basis(graph, rhs, coefficients):
-            z = jnp.einsum("nk,bkm->nbm", x.astype(dtype), rhs, precision=level)
+            z = jnp.einsum("n...k,bkm->nb...m", x.astype(dtype), rhs, precision=precision)
             return _sum_by_basis(graph, z, weight, coefficients, implementation)
-        rhs = jnp.tensordot(coefficients, rhs, 1, precision=level)
+        rhs = jnp.tensordot(coefficients, rhs, 1, precision=precision)
     graph, weight = _messages(graph, weight, dtype)
-    result: Array = primitive.relational_aggregate(
-        x.astype(dtype),
-        rhs,
-        weight,
-        graph.matrix(weighted=True),
-        transposed=transpose_rhs,
-        method=None if method == "auto" else method,
-        precision=level,
-        implementation=implementation,
-    )
-    return result
+    matrix = graph.matrix(weighted=True)
+
+    def aggregate(x: Array) -> Array:
+        result: Array = primitive.relational_aggregate(
+            x.astype(dtype),
+            rhs,
+            weight,
+            matrix,
+            transposed=transpose_rhs,
+            method=None if method == "auto" else method,
+            precision=level,
+            implementation=implementation,
+        )
+        return result
+
+    if x.ndim == 2:
+        return aggregate(x)
+    batch = x.shape[1:-1]
+    y = jax.vmap(aggregate, 1, 1)(x.reshape(x.shape[0], math.prod(batch), x.shape[-1]))
+    return y.reshape(y.shape[0], *batch, y.shape[-1])
 
 
 @public
@@ -180,13 +191,13 @@ def relational_lookup(
             f"table must be ({size_name}={size}, num_src={graph.num_src}, n), got shape "
             f"{table.shape}"
         )
-    level = precision_level(precision)
+    precision_level(precision)  # checked
     if coefficients is not None:
         coefficients = coefficients.astype(table.dtype)
         if _sums_by_basis(graph, table, coefficients, lookup=True):
             z = table.swapaxes(0, 1)
             return _sum_by_basis(graph, z, weight, coefficients, implementation)
-        table = jnp.tensordot(coefficients, table, 1, precision=level)
+        table = jnp.tensordot(coefficients, table, 1, precision=precision)
     graph, weight = _messages(graph, weight, table.dtype)
     matrix = lookup_matrix(graph.matrix(weighted=True), graph.num_relations)
     rows = reshape(table, graph.num_relations * graph.num_src, table.shape[2])
@@ -225,7 +236,7 @@ def _sum_by_basis(
     coefficients: Array,
     implementation: Implementation | None,
 ) -> Array:
-    """Return ``(num_dst, n)`` sums of rows ``(num_src, num_bases, n)`` over edges and bases."""
+    """Return the sums of rows ``(num_src, num_bases, *batch, n)`` over edges and bases."""
     # Σ_r Σ_b c_rb V_b x = Σ_b (Σ_e c_rb V_b x): edges are weighted by their relation's shares.
     types = types_matrix(graph._plain.matrix(weighted=True), graph.num_relations)
     shares = gather(coefficients, types, implementation)
