@@ -387,7 +387,7 @@ def block_argument(name: str, values: Any, blocks: Blocks, number: int) -> Any:
     return values
 
 
-def dropout_arguments(deterministic: bool | None, rngs: DropoutKeys) -> DropoutCall:
+def dropout_arguments(deterministic: bool | None = None, rngs: DropoutKeys = None) -> DropoutCall:
     """Return arguments for several dropouts, which draw different masks from a single key."""
     if isinstance(rngs, Array):
         rngs = nnx.Rngs(dropout=rngs)
@@ -472,7 +472,8 @@ def product(
 ) -> Array:
     """Return `row_matmul`, also of rows on the host."""
     if isinstance(x, HostRows):
-        # Rows on the host are streamed through the product; scale and bias follow on the device.
+        # Rows on the host are streamed through the product, a chunk at a time; scale, bias and
+        # activation follow on the device.
         y = x.map(lambda rows, kernel: product(rows, kernel, precision), kernel)
         return finished(scaled(y, scale), bias, activation)
     return row_matmul(x, kernel, precision, scale=scale, bias=bias, activation=activation)

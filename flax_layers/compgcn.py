@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import (
-    DropoutKeys,
+    DropoutCall,
     TwoLayerStack,
     check_edge_weight,
     check_features,
@@ -288,9 +288,7 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
         x: ArrayLike,
         relations: ArrayLike,
         edge_weight: ArrayLike | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> tuple[Array, Array]:
         """Compute one row of outputs per node, and one per relation.
 
@@ -300,13 +298,12 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
             x: Node features, ``(num_nodes, *batch, in_features)``.
             relations: Embeddings of the relations, ``(num_relations, in_features)``.
             edge_weight: Weights, ``(num_edges,)``, see `CompGCNConv`.
-            deterministic: Whether dropout is off, see `Stack`.
-            rngs: Randomness of the dropout, see `Stack`.
+            **dropout: `deterministic` and `rngs`, see `Stack`.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` and ``(num_relations, out_features)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         if edge_weight is None:
             edge_weight = self.convolutions[0].factors(graph)
         y: Any = self._input(x, **dropout)

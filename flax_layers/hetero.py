@@ -247,6 +247,7 @@ class HeteroConv(nnx.Module):
     ) -> dict[EdgeType, Array]:
         """Return the sums of a group into each type, at the first of its edge types."""
         features, kernels, weight = self._joint_operands(graph, x, keys)
+        # All relations of the group are one sum, whose rows are those of all types together.
         precision = self.convolutions[keys[0]].precision
         rows = relational_aggregate(
             graph.relational, features, kernels, weight, precision=precision

@@ -17,7 +17,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import (
     DropoutCall,
-    DropoutKeys,
     Stack,
     check_model,
     check_positive,
@@ -144,22 +143,19 @@ class ConvE(Layer):
         self,
         subjects: ArrayLike,
         relations: ArrayLike,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> Array:
         """Return queries.
 
         Args:
             subjects: ``(*batch, features)``.
             relations: ``(*batch, features)``.
-            deterministic: Switches dropout off (True) or on (False).
-            rngs: Randomness of the dropout.
+            **dropout: `deterministic` and `rngs`.
 
         Returns:
             ``(*batch, features)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         subjects, relations = _check_pair(subjects, relations, self.features)
         batch = subjects.shape[:-1]
         # Rows of the subject's image, then those of the relation's, as one channel.
@@ -244,22 +240,19 @@ class LinkPredictor(Layer):
         self,
         graph: object,
         edge_weight: ArrayLike | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> tuple[Array, Array]:
         """Return the decoder's features of all nodes and relations.
 
         Args:
             graph: The graph, as the encoder takes it.
             edge_weight: Weights of edges, as the encoder takes them, or None.
-            deterministic: Switches dropout off (True) or on (False).
-            rngs: Randomness of the dropout.
+            **dropout: `deterministic` and `rngs`.
 
         Returns:
             ``(num_nodes, features)`` and ``(num_relations, features)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         nodes, relations = self.nodes[...], self.relations[...]
         if self.encoder is not None:
             options: dict[str, Any] = {**dropout}
@@ -277,9 +270,7 @@ class LinkPredictor(Layer):
         graph: object,
         queries: tuple[Ids, Ids],
         edge_weight: ArrayLike | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> Array:
         """Return scores of all nodes as objects: :meth:`encode`, then :meth:`scores`.
 
@@ -287,13 +278,12 @@ class LinkPredictor(Layer):
             graph: The graph, as the encoder takes it.
             queries: Subjects and relations, ``(batch,)`` integers each.
             edge_weight: Weights of edges, as the encoder takes them, or None.
-            deterministic: Switches dropout off (True) or on (False).
-            rngs: Randomness of the dropout, also of the decoder.
+            **dropout: `deterministic` and `rngs`, also of the decoder.
 
         Returns:
             ``(batch, num_nodes)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         nodes, relations = self.encode(graph, edge_weight, **dropout)
         subjects, relation_ids = queries
         return self.scores(nodes, relations, subjects, relation_ids, **dropout)
@@ -680,6 +670,7 @@ def edge_metrics(positive_scores: ArrayLike, negative_scores: ArrayLike) -> dict
 
 def _ids_below(name: str, ids: Ids, size_name: str, size: int) -> np.ndarray:
     """Return ids on the host, in int64; raise ValueError for one outside ``[0, size)``."""
+    # Keys of (subject, relation) pairs may need 64 bits, which JAX may not have.
     array = np.asarray(as_ids(name, ids)).astype(np.int64)
     outside = np.flatnonzero((array < 0) | (array >= size))
     if outside.size:

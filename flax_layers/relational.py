@@ -299,6 +299,7 @@ def keeps_blocks(graph: RelationalGraph, in_features: int, out_features: int) ->
     Blocks take 2 to 7 times as long as full weights (a CPU, MUTAG, 2 to 20 blocks of 5 to 32
     features), so weights stay in blocks only if in full they have more numbers than all rows.
     """
+    # Rows are multiplied for each pair at one end of the edges; without pairs, for each edge.
     sizes = graph.num_src_pairs, graph.num_dst_pairs
     pairs = [size for size in sizes if size is not None] or [graph.num_edges]
     if any(map(jax.export.is_symbolic_dim, pairs)):

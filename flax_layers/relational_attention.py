@@ -610,6 +610,8 @@ class HGTConv(HGTOptions):
         def attend(src: Array, dst: Array | None = None) -> Array:
             dst = src if dst is None else dst
 
+            # Only the method by source pair asks for queries; by destination pair they are part
+            # of the maps of relations.
             def pair_query() -> Array:
                 return types.product(dst, query, bias, self.precision)
 

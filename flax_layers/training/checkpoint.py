@@ -223,6 +223,7 @@ def _load(path: Path, factory: Factory) -> Predictor:
         params = checkpointer.restore(
             path, args=ocp.args.Composite(params=ocp.args.StandardRestore(expected))
         ).params
+    # Parameters of the new model are arbitrary, and replaced by the saved ones.
     model: Any = make_model()
     state = nnx.state(model, VARIABLES)
     nnx.replace_by_pure_dict(state, params)

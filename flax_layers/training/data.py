@@ -402,6 +402,7 @@ def renumbered(
 
     def numbers(plural: str, names: Sequence[str], new_names: Sequence[str]) -> np.ndarray:
         positions = {name: i for i, name in enumerate(names)}
+        # One error for both directions, as a renamed entity is missing on either side.
         problems = []
         if unknown := [name for name in new_names if name not in positions]:
             problems.append(f"has the {plural} {_listed(unknown)}, which the model lacks")

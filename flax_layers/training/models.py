@@ -187,6 +187,7 @@ def _recipes(
     }
 
 
+# One call for each kind of data, whose models share loader, sizes and structure.
 RECIPES = (
     _recipes(
         {

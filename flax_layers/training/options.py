@@ -182,6 +182,7 @@ def require(purpose: str, packages: Iterable[str]) -> None:
 def _require_implementation(implementation: Implementation | None) -> None:
     if implementation is None or implementation == "xla":
         return
+    # The library's own error says why there are no kernels, and what brings them.
     try:
         shared_library(implementation)
     except ValueError as error:
