@@ -31,6 +31,7 @@ from flax_layers.training import (
     TrainedModel,
     load_checkpoint,
     predict,
+    report,
     run_nodes,
     save_checkpoint,
     sources,
@@ -284,7 +285,7 @@ def test_checkpoint_that_predicts_otherwise(data, tmp_path, monkeypatch, capsys)
         trained.model.conv2.bias[...] += 1
         return trained
 
-    monkeypatch.setattr(run_nodes, "load_checkpoint", load_spoilt)
+    monkeypatch.setattr(report, "load_checkpoint", load_spoilt)
     assert cli.main(small(data, "--no-baseline", "--output", str(tmp_path / "out"))) == 1
     assert "predicts otherwise than the trained model" in capsys.readouterr().err
 
@@ -655,7 +656,7 @@ def test_results_of_a_run_are_kept(data, tmp_path, monkeypatch, capsys):
 
 def test_full_disk_is_one_line(data, tmp_path, monkeypatch, capsys):
     full = OSError(errno.ENOSPC, "No space left on device", "checkpoint")
-    monkeypatch.setattr(run_nodes, "save_checkpoint", raising(full))
+    monkeypatch.setattr(report, "save_checkpoint", raising(full))
     folder = tmp_path / "out"
     assert cli.main(small(data, "--no-baseline", "--output", str(folder))) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -889,7 +890,7 @@ def test_links(model, tmp_path, capsys):
     train = ["train", model, "--data", str(path), *options, "--output", str(folder)]
     assert cli.main(train) == 0
     out, err = capsys.readouterr()
-    assert "same ranks" in out
+    assert "same predictions" in out
     note, *lines = err.splitlines()
     assert note == "jax-gnn: the data have a split of their edges: --valid and --test do not count"
     assert [line.split(":")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
@@ -966,7 +967,7 @@ def test_edges_of_a_plain_graph(plain_graph, tmp_path, capsys):
     options = ["--data", str(path), "--epochs", "4", "--evaluate-every", "2", "--variational"]
     assert cli.main(["train", "gcn", "--task", "link", *options, "--output", str(folder)]) == 0
     out, err = capsys.readouterr()
-    assert "same ranks" in out and "AUC" in out
+    assert "same predictions" in out and "AUC" in out
     note, *lines = err.splitlines()
     assert note.startswith("jax-gnn: edges are split at random: ")
     assert "(--valid 0.05 --test 0.1 --seed 0)" in note
