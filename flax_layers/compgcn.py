@@ -202,7 +202,7 @@ class CompGCNConv(CompGCNOptions):
         return jnp.where(valid, jax.lax.rsqrt(counts * out_counts), 0)
 
     def _check_graph(self, graph: RelationalGraph) -> None:
-        check_relations(graph, self.num_relations, beside_self=True)
+        check_relations(graph, self.num_relations)
         if graph.self_relation:
             raise ValueError(f"graph must have no self_relation, got {graph}")
         if graph.pair_src is None:

@@ -324,7 +324,10 @@ def check_relations(
     count = graph.num_relations - int(beside_self and graph.self_relation)
     if count != num_relations:
         note = " beside a self_relation" if beside_self else ""
-        raise ValueError(f"graph must have num_relations = {num_relations}{note}, got {count}")
+        raise ValueError(
+            f"graph must have num_relations = {num_relations}{note}, inverse ones included, got "
+            f"{count}"
+        )
 
 
 def block_diagonal(blocks: Array) -> Array:

@@ -533,8 +533,7 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
     monkeypatch.setitem(ffi.STATUS, "cuda", missing)
     monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     message = user_error(capsys, small(data, "--implementation", "cuda"))
-    assert message.startswith("--implementation cuda")
-    assert message.endswith("no compiler was found (get nvcc)\n")
+    assert "--implementation cuda: " in message and "no compiler was found (get nvcc)" in message
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     message = user_error(capsys, small(data, "--implementation", "cpu"))
     assert "--implementation cpu: JAX runs on cuda here" in message
