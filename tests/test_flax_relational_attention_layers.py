@@ -711,9 +711,7 @@ def test_bad_calls(graph, typed, triples):
             conv(graph.nodes, x)
         with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 8\), got \(9, 3\)"):
             conv(graph, features(3))
-        with pytest.raises(
-            ValueError, match="num_relations = 3, inverse ones included, got 4"
-        ):
+        with pytest.raises(ValueError, match="num_relations = 3, inverse ones included, got 4"):
             make(layer, 8, 8, num_relations=3)(graph, x)
         lacking = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, parts=())
         with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', w"):
