@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, Unpack, get_args
@@ -30,8 +30,7 @@ from jax_gnn.extend import (
     check_number,
     check_real,
     feature_wise,
-    gradients_at_once,
-    is_tall,
+    row_matmul,
     row_wise,
 )
 from jax_gnn.sampling import Blocks
@@ -388,7 +387,7 @@ def block_argument(name: str, values: Any, blocks: Blocks, number: int) -> Any:
     return values
 
 
-def dropout_arguments(deterministic: bool | None, rngs: DropoutKeys) -> DropoutCall:
+def dropout_arguments(deterministic: bool | None = None, rngs: DropoutKeys = None) -> DropoutCall:
     """Return arguments for several dropouts, which draw different masks from a single key."""
     if isinstance(rngs, Array):
         rngs = nnx.Rngs(dropout=rngs)
@@ -471,30 +470,13 @@ def product(
     bias: Array | None = None,
     activation: Activation | None = None,
 ) -> Array:
-    """Return ``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall.
-
-    The scale has one number for each row.
-    """
+    """Return `row_matmul`, also of rows on the host."""
     if isinstance(x, HostRows):
-        # Rows on the host are streamed through the product; scale and bias follow on the device.
+        # Rows on the host are streamed through the product, a chunk at a time; scale, bias and
+        # activation follow on the device.
         y = x.map(lambda rows, kernel: product(rows, kernel, precision), kernel)
         return finished(scaled(y, scale), bias, activation)
-    # Across devices, both gradients are scheduled together.
-    x, kernel = gradients_at_once(x, kernel)
-    if is_tall(x, kernel, precision):
-        return segment_matmul(
-            x,
-            kernel[None],
-            jnp.full((1,), x.shape[0], jnp.int32),
-            scale=scale,
-            bias=None if bias is None else bias[None],
-            activation=activation,
-        )
-    # Scaling the narrower of x and y costs less. XLA fuses a scaling of x with the operation that
-    # made x, such as a dropout.
-    narrows = kernel.shape[0] > kernel.shape[1]
-    y = jnp.matmul(x if narrows else scaled(x, scale), kernel, precision=precision)
-    return finished(scaled(y, scale) if narrows else y, bias, activation)
+    return row_matmul(x, kernel, precision, scale=scale, bias=bias, activation=activation)
 
 
 def matmul_with_segmented_gradient(
@@ -761,6 +743,24 @@ def check_edge_weight(graph: AnyGraph, weight: ArrayLike | None) -> Array | None
     if weight is None:
         return None
     return check_vector("edge_weight", weight, "num_edges", graph.num_edges)
+
+
+def check_types(
+    name: str,
+    by_type: Mapping[str, object],
+    types: Collection[str],
+    *,
+    optional: Collection[str] = (),
+    note: str = "",
+) -> None:
+    """Raise ValueError for a mapping by node type with an unknown type, or without one."""
+    known, keys = (", ".join(map(repr, names)) for names in (types, by_type))
+    for key in by_type:
+        if key not in types:
+            raise ValueError(f"{name} has the key {key!r}, none of the types {known}, got {keys}")
+    for key in types:
+        if key not in by_type and key not in optional:
+            raise ValueError(f"{name} lacks the type {key!r}{note}, got {keys or 'none'}")
 
 
 def check_model(name: str, model: object) -> None:

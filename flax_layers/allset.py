@@ -33,7 +33,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
-from jax_gnn.extend import Side, check_choice, check_instance, check_number, promoted
+from jax_gnn.extend import Side, check_choice, check_instance, check_number
 
 SetAggregation = Literal["sum", "mean"]
 
@@ -209,8 +209,8 @@ class _AllSetConv(AllSetOptions):
         dropout = dropout_arguments(deterministic, rngs)
         check_instance("hypergraph", hypergraph, Hypergraph)
         x = check_features(x, hypergraph.num_nodes, self.in_features)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            x = x.astype(promoted(x.dtype, self.param_dtype))
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            x = x.astype(self.param_dtype)
         # Two functions of multisets: over each hyperedge's nodes, then over each node's hyperedges.
         y = jax.nn.relu(self.to_hyperedges(hypergraph, x, "hyperedge", dropout))
         return self.to_nodes(hypergraph, self.dropout(y, **dropout), "node", dropout)

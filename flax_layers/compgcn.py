@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import (
-    DropoutKeys,
+    DropoutCall,
     TwoLayerStack,
     check_edge_weight,
     check_features,
@@ -24,19 +24,14 @@ from flax_layers._base import (
     product,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
-from flax_layers.relational import takes_hetero
+from flax_layers.relational import check_relations, takes_hetero
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn.extend import (
     accumulator_dtype,
     check_choice,
     check_flag,
-    check_instance,
     feature_wise,
-    gather,
-    in_range,
-    row_starts,
-    segments,
-    total,
+    source_pair_rows,
 )
 
 Composition = Literal["sub", "mult", "corr"]
@@ -175,12 +170,9 @@ class CompGCNConv(CompGCNOptions):
             edge_weight: Weights of edges, ``(num_edges,)``; None means ones.
         """
         # Compositions depend on source and relation alone, hence a row for each pair in the graph.
-        pairs = graph.pair_src
-        assert pairs is not None  # checked by the caller
-        relations = gather(self._encode(z), segments(pairs.relations, self.num_relations))
-        batch_axes = [1] * (codes.ndim - 2)
-        relations = relations.reshape(len(relations), *batch_axes, relations.shape[-1])
-        compositions = self._compose(total(codes, pairs.gather), relations)
+        sources, relations = source_pair_rows(graph, codes, self._encode(z))
+        relations = jnp.expand_dims(relations, tuple(range(1, codes.ndim - 1)))
+        compositions = self._compose(sources, relations)
         return spmm(_by_direction(graph), compositions, edge_weight)
 
     def factors(self, graph: RelationalGraph) -> Array | None:
@@ -193,7 +185,7 @@ class CompGCNConv(CompGCNOptions):
             return None
         directed = _by_direction(graph)
         rows = directed.rows
-        valid = in_range(rows, directed.num_dst)
+        valid = (rows >= 0) & (rows < directed.num_dst)
 
         def count(ids: Array) -> Array:
             """Return, for each edge, the number of edges with the same id."""
@@ -210,13 +202,9 @@ class CompGCNConv(CompGCNOptions):
         return jnp.where(valid, jax.lax.rsqrt(counts * out_counts), 0)
 
     def _check_graph(self, graph: RelationalGraph) -> None:
-        check_instance("graph", graph, RelationalGraph)
-        if graph.num_relations != self.num_relations or graph.self_relation:
-            note = " and a self_relation" if graph.self_relation else ""
-            raise ValueError(
-                f"graph must have num_relations = {self.num_relations}, inverse ones included, and "
-                f"no self_relation, got {graph.num_relations - graph.self_relation}{note}"
-            )
+        check_relations(graph, self.num_relations)
+        if graph.self_relation:
+            raise ValueError(f"graph must have no self_relation, got {graph}")
         if graph.pair_src is None:
             raise ValueError(
                 f"graph lacks the part 'from_pairs': call with_parts('from_pairs'), got {graph}"
@@ -269,8 +257,11 @@ def _by_direction(graph: RelationalGraph) -> Graph:
     num_forward_pairs = pairs.sizes[:half].sum(dtype=rows.dtype)
     from_inverse = (edges.t_rows >= num_forward_pairs).astype(rows.dtype)
     t_cols = jnp.where(edges.t_cols < 0, edges.t_cols, 2 * edges.t_cols + from_inverse)
-    ascending = jnp.where(rows < 0, 2 * graph.num_dst, rows)  # padding has row -1, at the end
-    indptr = row_starts(ascending, 2 * graph.num_dst).astype(edges.indptr.dtype)
+    # Both rows of a node share its range of edges, and its forward edges come first.
+    num_forward = jnp.append(0, jnp.cumsum(1 - is_inverse, dtype=rows.dtype))
+    starts, stops = edges.indptr[:-1], edges.indptr[1:]
+    middles = starts + (num_forward[stops] - num_forward[starts]).astype(starts.dtype)
+    indptr = jnp.append(jnp.stack([starts, middles], 1), edges.indptr[-1:])
     return replace(edges, indptr=indptr, rows=rows, t_cols=t_cols)
 
 
@@ -297,9 +288,7 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
         x: ArrayLike,
         relations: ArrayLike,
         edge_weight: ArrayLike | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> tuple[Array, Array]:
         """Compute one row of outputs per node, and one per relation.
 
@@ -309,13 +298,12 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
             x: Node features, ``(num_nodes, *batch, in_features)``.
             relations: Embeddings of the relations, ``(num_relations, in_features)``.
             edge_weight: Weights, ``(num_edges,)``, see `CompGCNConv`.
-            deterministic: Whether dropout is off, see `Stack`.
-            rngs: Randomness of the dropout, see `Stack`.
+            **dropout: `deterministic` and `rngs`, see `Stack`.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` and ``(num_relations, out_features)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         if edge_weight is None:
             edge_weight = self.convolutions[0].factors(graph)
         y: Any = self._input(x, **dropout)

@@ -18,6 +18,7 @@ from flax_layers._base import (
     Sizes,
     check_features,
     check_positive,
+    check_types,
     endpoint_sizes,
     finished,
     linear,
@@ -246,12 +247,12 @@ class HeteroConv(nnx.Module):
     ) -> dict[EdgeType, Array]:
         """Return the sums of a group into each type, at the first of its edge types."""
         features, kernels, weight = self._joint_operands(graph, x, keys)
+        # All relations of the group are one sum, whose rows are those of all types together.
         precision = self.convolutions[keys[0]].precision
-
-        def aggregate(x: Array) -> Array:
-            return relational_aggregate(graph.relational, x, kernels, weight, precision=precision)
-
-        y = graph.split(over_batch(aggregate, features))
+        rows = relational_aggregate(
+            graph.relational, features, kernels, weight, precision=precision
+        )
+        y = graph.split(rows)
         sums = {}
         for name in {key[2]: None for key in keys}:
             type_keys = [key for key in keys if key[2] == name]
@@ -380,18 +381,7 @@ class HeteroLinear(LinearOptions):
         """
         if not isinstance(x_dict, Mapping):
             raise TypeError(f"x_dict must be a mapping by type, got {type(x_dict).__name__}")
-        for name in [*x_dict, *self.in_features]:
-            if name not in self.in_features:
-                types = ", ".join(map(repr, self.in_features))
-                raise ValueError(
-                    f"x_dict has the key {name!r}, which is none of the types {types}, got "
-                    f"{', '.join(map(repr, x_dict))}"
-                )
-            if name not in x_dict:
-                raise ValueError(
-                    f"x_dict lacks the type {name!r}; None stands for no features, got "
-                    f"{', '.join(map(repr, x_dict))}"
-                )
+        check_types("x_dict", x_dict, self.in_features, note="; None stands for no features")
         return {
             name: self._map(name, x_dict[name], positions)
             for name, positions in zip(self.in_features, places, strict=True)

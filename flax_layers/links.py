@@ -17,7 +17,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import (
     DropoutCall,
-    DropoutKeys,
     Stack,
     check_model,
     check_positive,
@@ -27,18 +26,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import Layer
 from flax_layers.compgcn import CompGCN
-from jax_gnn.extend import (
-    STATIC,
-    as_ids,
-    check_callable,
-    check_choice,
-    check_columns,
-    check_range,
-    check_real,
-    described,
-    is_real,
-    to_numpy,
-)
+from jax_gnn.extend import as_ids, check_callable, check_choice, check_real, described
 
 Ids = ArrayLike | Sequence[int]
 ModuleDef = nnx.GraphDef[Any]
@@ -155,22 +143,19 @@ class ConvE(Layer):
         self,
         subjects: ArrayLike,
         relations: ArrayLike,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> Array:
         """Return queries.
 
         Args:
             subjects: ``(*batch, features)``.
             relations: ``(*batch, features)``.
-            deterministic: Switches dropout off (True) or on (False).
-            rngs: Randomness of the dropout.
+            **dropout: `deterministic` and `rngs`.
 
         Returns:
             ``(*batch, features)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         subjects, relations = _check_pair(subjects, relations, self.features)
         batch = subjects.shape[:-1]
         # Rows of the subject's image, then those of the relation's, as one channel.
@@ -255,22 +240,19 @@ class LinkPredictor(Layer):
         self,
         graph: object,
         edge_weight: ArrayLike | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> tuple[Array, Array]:
         """Return the decoder's features of all nodes and relations.
 
         Args:
             graph: The graph, as the encoder takes it.
             edge_weight: Weights of edges, as the encoder takes them, or None.
-            deterministic: Switches dropout off (True) or on (False).
-            rngs: Randomness of the dropout.
+            **dropout: `deterministic` and `rngs`.
 
         Returns:
             ``(num_nodes, features)`` and ``(num_relations, features)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         nodes, relations = self.nodes[...], self.relations[...]
         if self.encoder is not None:
             options: dict[str, Any] = {**dropout}
@@ -288,9 +270,7 @@ class LinkPredictor(Layer):
         graph: object,
         queries: tuple[Ids, Ids],
         edge_weight: ArrayLike | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> Array:
         """Return scores of all nodes as objects: :meth:`encode`, then :meth:`scores`.
 
@@ -298,13 +278,12 @@ class LinkPredictor(Layer):
             graph: The graph, as the encoder takes it.
             queries: Subjects and relations, ``(batch,)`` integers each.
             edge_weight: Weights of edges, as the encoder takes them, or None.
-            deterministic: Switches dropout off (True) or on (False).
-            rngs: Randomness of the dropout, also of the decoder.
+            **dropout: `deterministic` and `rngs`, also of the decoder.
 
         Returns:
             ``(batch, num_nodes)``.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         nodes, relations = self.encode(graph, edge_weight, **dropout)
         subjects, relation_ids = queries
         return self.scores(nodes, relations, subjects, relation_ids, **dropout)
@@ -493,7 +472,7 @@ class LinkRanking:
     known_rows: Array
     known_objects: Array
     places: Array
-    num_nodes: int = field(kw_only=True, metadata=STATIC)
+    num_nodes: int = field(kw_only=True, metadata={"static": True})
 
     @classmethod
     def from_facts(
@@ -527,11 +506,14 @@ class LinkRanking:
         check_positive(num_nodes=num_nodes, num_relations=num_relations, chunk_size=chunk_size)
 
         def both_directions(prefix: str, facts: Sequence[Ids]) -> list[np.ndarray]:
-            names = [f"{prefix}{part}" for part in ("subjects", "relations", "objects")]
-            src, rel, dst = check_columns(dict(zip(names, facts, strict=True)))
-            check_range(names[0], src, "num_nodes", num_nodes)
-            check_range(names[1], rel, "num_relations", num_relations)
-            check_range(names[2], dst, "num_nodes", num_nodes)
+            src = _ids_below(f"{prefix}subjects", facts[0], "num_nodes", num_nodes)
+            rel = _ids_below(f"{prefix}relations", facts[1], "num_relations", num_relations)
+            dst = _ids_below(f"{prefix}objects", facts[2], "num_nodes", num_nodes)
+            if not len(src) == len(rel) == len(dst):
+                raise ValueError(
+                    f"{prefix}subjects, relations and objects must have the same length, got "
+                    f"{len(src)}, {len(rel)} and {len(dst)}"
+                )
             # Queries for objects, then queries for subjects by the inverse relation.
             pairs = (src, dst), (rel, rel + num_relations), (dst, src)
             return [np.concatenate(pair) for pair in pairs]
@@ -686,14 +668,28 @@ def edge_metrics(positive_scores: ArrayLike, negative_scores: ArrayLike) -> dict
     }
 
 
+def _ids_below(name: str, ids: Ids, size_name: str, size: int) -> np.ndarray:
+    """Return ids on the host, in int64; raise ValueError for one outside ``[0, size)``."""
+    # Keys of (subject, relation) pairs may need 64 bits, which JAX may not have.
+    array = np.asarray(as_ids(name, ids)).astype(np.int64)
+    outside = np.flatnonzero((array < 0) | (array >= size))
+    if outside.size:
+        place = outside[0]
+        raise ValueError(f"{name}[{place}] = {array[place]} is outside [0, {size_name}={size})")
+    return array
+
+
+def _real_numbers(name: str, values: ArrayLike) -> np.ndarray:
+    """Return real numbers on the host, in float64."""
+    check_real(name, values)  # an array of JAX, which may have fewer bits
+    return np.asarray(values, np.float64)
+
+
 def _sorted_scores(name: str, scores: ArrayLike, nan: float) -> np.ndarray:
     """Return scores in float64, ascending, with `nan` in place of NaN."""
-    array = to_numpy(name, scores)
-    if not is_real(array.dtype):
-        raise TypeError(f"{name} must be real numbers, got {described(array)}")
+    array = _real_numbers(name, scores)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
-    array = array.astype(np.float64)
     return np.sort(np.where(np.isnan(array), nan, array))
 
 
@@ -707,10 +703,7 @@ def link_metrics(ranks: ArrayLike) -> dict[str, float]:
         >>> link_metrics([1, 2, 5, 20])
         {'mrr': 0.4375, 'hits@1': 0.25, 'hits@3': 0.5, 'hits@10': 0.75}
     """
-    array = to_numpy("ranks", ranks)
-    if not is_real(array.dtype):
-        raise TypeError(f"ranks must be real numbers, got {described(array)}")
-    values = array.astype(np.float64).ravel()
+    values = _real_numbers("ranks", ranks).ravel()
     if not values.size:
         return dict.fromkeys(("mrr", "hits@1", "hits@3", "hits@10"), math.nan)
     hits = {f"hits@{k}": float((values <= k).mean()) for k in (1, 3, 10)}

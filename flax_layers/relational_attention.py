@@ -34,6 +34,7 @@ from flax_layers._base import (
     check_endpoint_features,
     check_features,
     check_positive,
+    check_types,
     destination_rows,
     dropout_arguments,
     endpoint_values,
@@ -50,11 +51,18 @@ from flax_layers._declaration import (
     default_kernel_init,
     glorot_init,
 )
-from flax_layers.relational import RelationOptions, block_diagonal, over_batch, takes_hetero
+from flax_layers.relational import (
+    RelationOptions,
+    block_diagonal,
+    check_relations,
+    over_batch,
+    takes_hetero,
+)
 from jax_gnn import (
     HeteroGraph,
     HGTWeights,
     RelationalGraph,
+    RelationMaps,
     RGATWeights,
     TypePlan,
     hgt_attention,
@@ -62,16 +70,10 @@ from jax_gnn import (
     segment_matmul,
 )
 from jax_gnn.extend import (
-    METHODS,
-    Method,
-    RelationMaps,
     as_array,
     as_ids,
     check_choice,
-    check_distinct,
     check_finite,
-    check_instance,
-    choose_method,
     feature_wise,
     row_wise,
 )
@@ -82,6 +84,7 @@ T = TypeVar("T")
 
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
+Method = Literal["auto", "source_pairs", "destination_pairs"]
 TypedFeatures = NodeFeatures | Mapping[str, ArrayLike]
 """Features of nodes, or by node type."""
 
@@ -147,7 +150,7 @@ class RGATConv(RGATOptions, MultiHead):
         self._check_heads()
         check_choice("attention", self.attention, get_args(Attention))
         check_choice("softmax", self.softmax, get_args(Softmax))
-        check_choice("method", self.method, METHODS)
+        check_choice("method", self.method, get_args(Method))
         check_finite("negative_slope", self.negative_slope)
         self.kernel = factory.kernel(*self._kernel_shape(self.in_features, self._width))
         self.coefficients = self._make_coefficients(factory)
@@ -202,7 +205,7 @@ class RGATConv(RGATOptions, MultiHead):
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
-        _check_relations(graph, self.num_relations)
+        check_relations(graph, self.num_relations)
         src, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
         endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
         if (edge_features is None) != (self.edge_in_features is None):
@@ -258,15 +261,6 @@ class RGATConv(RGATOptions, MultiHead):
         kernel = self._split(self.edge_kernel[...].astype(dtype))
         head_kernel = dots(kernel, self.edge_attention[...].astype(dtype))
         return product(x.astype(dtype), head_kernel, self.precision)
-
-
-def _check_relations(graph: RelationalGraph, num_relations: int) -> None:
-    check_instance("graph", graph, RelationalGraph)
-    if graph.num_relations != num_relations:
-        note = ", that of nodes to themselves included" if graph.self_relation else ""
-        raise ValueError(
-            f"graph must have num_relations = {num_relations}, got {graph.num_relations}{note}"
-        )
 
 
 NodeTypeId = str | int
@@ -348,7 +342,7 @@ class HGTConv(HGTOptions):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_positive(out_features=self.out_features, num_relations=self.num_relations)
         check_heads(self.heads, self.out_features)
-        check_choice("method", self.method, METHODS)
+        check_choice("method", self.method, get_args(Method))
         self.type_names = _type_names(self.node_types)
         self.widths = widths = _widths(self.in_features, self.type_names)
         self.ends = _endpoint_types(self.relation_ends, self.type_names, self.num_relations)
@@ -481,7 +475,7 @@ class HGTConv(HGTOptions):
                 method needs.
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
-        _check_relations(graph, self.num_relations)
+        check_relations(graph, self.num_relations)
         if node_types is None and isinstance(graph, RelationalPart) and len(self.type_names) > 1:
             self._check_count(len(graph.whole_type_sizes))
             node_types = graph.node_types
@@ -575,11 +569,8 @@ class HGTConv(HGTOptions):
         self, x: Mapping[str, ArrayLike], sizes: tuple[int, ...]
     ) -> dict[str, Array]:
         """Check features by node type; types without nodes get empty arrays."""
-        unknown = [name for name in x if name not in self.type_names]
-        if unknown:
-            raise ValueError(
-                f"x has the type {unknown[0]!r}, which is none of {self.type_names}, got {[*x]}"
-            )
+        empty = [name for name, size in zip(self.type_names, sizes, strict=True) if size == 0]
+        check_types("x", x, self.type_names, optional=empty, note=", which has nodes")
         features: dict[str, Array] = {}
         batch: tuple[int, ...] = ()
         for name, rows in [*x.items()][:1]:
@@ -593,10 +584,8 @@ class HGTConv(HGTOptions):
                         f"all of x must have the same batch axes, {batch}, got shape "
                         f"{features[name].shape} of type {name!r}"
                     )
-            elif size == 0:
-                features[name] = jnp.zeros((0, *batch, width))
             else:
-                raise ValueError(f"x lacks the type {name!r}, which has {size} nodes, got {[*x]}")
+                features[name] = jnp.zeros((0, *batch, width))
         return features
 
     # --- The computation -------------------------------------------------------------------------
@@ -617,21 +606,19 @@ class HGTConv(HGTOptions):
         folded = self._fold(*endpoints) if folded is None else folded
         operands = endpoints, self.query[...], parameter_value(self.query_bias), folded
         endpoints, query, bias, weights = _promote(operands, self.dtype)
-        method = choose_method(graph, self.method, weights.value.kernel, self.heads, dots=True)
-        maps_query = method == "source_pairs" and not folds_query
 
         def attend(src: Array, dst: Array | None = None) -> Array:
             dst = src if dst is None else dst
-            y = self._attend(
-                graph,
-                dst,
-                src,
-                src,
-                weights,
-                method,
-                pair_query=types.product(dst, query, bias, self.precision) if maps_query else None,
-                fold_query_into_key=folds_query,
-            )
+
+            # Only the method by source pair asks for queries; by destination pair they are part
+            # of the maps of relations.
+            def pair_query() -> Array:
+                return types.product(dst, query, bias, self.precision)
+
+            options: dict[str, Any] = {"fold_query_into_key": folds_query}
+            if not folds_query:
+                options["pair_query"] = pair_query
+            y = self._attend(graph, dst, src, src, weights, **options)
             return self._finish(y, dst if dst.shape[1] == y.shape[1] else None, types)
 
         return over_batch(attend, *endpoints)
@@ -671,7 +658,7 @@ class HGTConv(HGTOptions):
             return types.joined(parts)
 
         def attend(key: Array, value: Array, query: Array, skip: Array) -> Array:
-            y = self._attend(graph, query, key, value, weights, self.method)
+            y = self._attend(graph, query, key, value, weights)
             return self._finish(y, skip, dst_types)
 
         def skip_input(rows: Array) -> Array:
@@ -697,22 +684,11 @@ class HGTConv(HGTOptions):
         key: Array,
         value: Array,
         weights: HGTWeights,
-        method: Method,
-        pair_query: Array | None = None,
-        fold_query_into_key: bool = False,
+        **options: Any,
     ) -> Array:
-        y = hgt_attention(
-            graph,
-            query,
-            key,
-            value,
-            weights,
-            pair_query=pair_query,
-            fold_query_into_key=fold_query_into_key,
-            heads=self.heads,
-            method=method,
-            precision=self.precision,
-        )
+        """Return `hgt_attention` with the options of the layer, heads side by side."""
+        options |= {"heads": self.heads, "method": self.method, "precision": self.precision}
+        y = hgt_attention(graph, query, key, value, weights, **options)
         return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
 
     def _finish(self, y: Array, x: Array | None, types: NodeTypes) -> Array:
@@ -869,8 +845,13 @@ def _type_names(node_types: object) -> tuple[str, ...]:
     names = tuple(node_types) if isinstance(node_types, tuple | list) else ()
     if not names or any(not isinstance(name, str) for name in names):
         raise TypeError(f"node_types must be names, or their number, got {node_types!r}")
-    check_distinct("node_types", names)
+    _check_distinct("node_types", names)
     return names
+
+
+def _check_distinct(name: str, values: Sequence[object]) -> None:
+    if len({*values}) < len(values):
+        raise ValueError(f"{name} must differ from each other, got {values}")
 
 
 def _widths(in_features: int | Mapping[str, int], names: tuple[str, ...]) -> tuple[int, ...]:
@@ -878,14 +859,8 @@ def _widths(in_features: int | Mapping[str, int], names: tuple[str, ...]) -> tup
     if not isinstance(in_features, Mapping):
         check_positive(in_features=in_features)
         return (in_features,) * len(names)
-    for name in in_features:
-        if name not in names:
-            raise ValueError(
-                f"in_features has the type {name!r}, which is none of {names}, got {in_features}"
-            )
+    check_types("in_features", in_features, names)
     for name in names:
-        if name not in in_features:
-            raise ValueError(f"in_features lacks the type {name!r}, got {in_features}")
         check_positive(**{f"in_features[{name!r}]": in_features[name]})
     return tuple(in_features[name] for name in names)
 
@@ -909,7 +884,7 @@ def _endpoint_types(
             f"relation_ends must be those of num_relations = {num_relations}, got "
             f"{len(relation_ends)}"
         )
-    check_distinct("relation_ends", [tuple(types) for types in relation_ends if len(types) == 3])
+    _check_distinct("relation_ends", [tuple(types) for types in relation_ends if len(types) == 3])
 
     def number(relation: int, name: NodeTypeId) -> int:
         types = range(len(names)) if isinstance(name, int) else names

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from flax_layers._attention import (
 from flax_layers._base import (
     Activation,
     Convolution,
+    DropoutCall,
     DropoutKeys,
     TwoLayerStack,
     aggregate_incidences,
@@ -44,9 +45,10 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, HypergraphNorm, node_to_hyperedge
-from jax_gnn.extend import Reduce, check_choice, check_instance, check_number
+from jax_gnn.extend import check_choice, check_instance, check_number
 from jax_gnn.sharding import HypergraphPart
 
+Reduce = Literal["sum", "mean", "max", "min"]
 LINEAR_REDUCTIONS = ("sum", "mean")
 
 
@@ -429,9 +431,7 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
         graph: Hypergraph,
         x: ArrayLike,
         hypergraph_norm: HypergraphNorm | None = None,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        **dropout: Unpack[DropoutCall],
     ) -> Array:
         """Compute one row of outputs (logits) per node.
 
@@ -439,14 +439,13 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
             graph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             hypergraph_norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
-            deterministic: Whether dropout is off, see `Stack`.
-            rngs: Randomness of the dropout, see `Stack`.
+            **dropout: `deterministic` and `rngs`, see `Stack`.
         """
         assert self.output is not None
         check_structure("graph", graph, self.convolution)
         x = check_features(x, graph.num_nodes, self.in_features)
         norm = unigcn_norm(graph) if hypergraph_norm is None else hypergraph_norm
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = dropout_arguments(**dropout)
         # All convolutions refer to the input of the first one.
         x0 = y = jax.nn.relu(linear(self.input, self.input_dropout(x, **dropout)))
         for convolution in self.convolutions:

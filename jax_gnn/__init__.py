@@ -14,7 +14,7 @@ from jax_gnn._ops.hypergraph_aggregate.api import (
 )
 from jax_gnn._ops.relational_aggregate.api import relational_aggregate, relational_lookup
 from jax_gnn._ops.relational_attention.api import hgt_attention, rgat_attention
-from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
+from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
 from jax_gnn._ops.segment_matmul.api import segment_matmul, segment_outer
 from jax_gnn._ops.segment_matmul.type_plan import TypePlan
 from jax_gnn._ops.segment_reduce.api import (
@@ -60,6 +60,7 @@ __all__ = [
     "Program",
     "RGATWeights",
     "Relation",
+    "RelationMaps",
     "RelationalGraph",
     "SegmentIndex",
     "TypePlan",

@@ -234,7 +234,10 @@ _add("index_segment_reduce",
      x=X, index=SRC, segment_ids=DST, num_segments=3, weight=OF_EDGES, reduce="sum", **XLA)
 _add("relational_aggregate", graph=TYPED, x=ones(3, 4), rhs=ones(2, 4, 5), weight=ones(3),
      transpose_rhs=False, method="edges", precision=None, **XLA)
-_add("relational_lookup", graph=TYPED, table=ones(2, 3, 5), weight=ones(3), **XLA)
+_add("relational_aggregate of bases", graph=TYPED, x=ones(3, 4), rhs=ones(6, 4, 5),
+     coefficients=ones(2, 6))
+_add("relational_lookup", graph=TYPED, table=ones(2, 3, 5), weight=ones(3), precision=None, **XLA)
+_add("relational_lookup of bases", graph=TYPED, table=ones(6, 3, 5), coefficients=ones(2, 6))
 _add("hypergraph_aggregate", **SCALES, x=X, node_scale_in=OF_SRC, node_scale_out=OF_SRC,
      hyperedge_scale=OF_DST, self_scale=OF_SRC, normalization=None, hyperedge_reduce="mean",
      node_reduce="sum", residual=X, bias=ones(2), activation="relu")
@@ -871,7 +874,7 @@ WORDED: dict[str, list[Any]] = {
     ],
     "relational_aggregate": [
         bad("graph must be a jax_gnn.RelationalGraph, got Graph", TypeError, graph=TYPED.nodes),
-        bad("x must be (num_src=3, k), got shape (3,)", x=ones(3, 4)[:, 0]),
+        bad("x must be (num_src=3, *batch, k), got shape (3,)", x=ones(3, 4)[:, 0]),
         bad("x must be (num_src=3, *features), got shape (2, 4)", x=ones(3, 4)[:2]),
         bad("rhs must be (num_relations=2, *features), got shape (1, 4, 5)", rhs=ones(2, 4, 5)[:1]),
         bad("rhs must be (num_relations, k, n) ... k = 3 of x, got shape (2, 4, 5)",

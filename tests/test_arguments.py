@@ -465,6 +465,7 @@ def test_all_public_functions_are_covered() -> None:
     functions = {name for name in jax_gnn.__all__ if callable(getattr(jax_gnn, name))}
     containers = {"Graph", "Hypergraph", "HypergraphNorm", "SegmentIndex", "TypePlan"}
     containers |= {"HeteroGraph", "RelationalGraph", "RGATWeights", "HGTWeights", "host_arrays"}
+    containers |= {"RelationMaps"}
     containers |= {"load", "save", "shared_library"}  # see test_predictor.py
     programs = {"program", "Program", "Node", "Edge", "Relation", "NodeType"}  # test_program.py
     containers |= programs

@@ -14,12 +14,14 @@ from flax import nnx
 import flax_layers
 import jax_gnn
 from jax_gnn import sampling, sharding
+from jax_gnn.extend import row_matmul, source_pair_rows
 
 PUBLIC = {
     name: getattr(module, name)
     for module in (jax_gnn, flax_layers, sampling, sharding)
     for name in module.__all__
 }
+PUBLIC |= {"row_matmul": row_matmul, "source_pair_rows": source_pair_rows}
 # Names without an example: constants, results and options of functions, and a base class.
 WITHOUT = {
     "EXPORT_CHECKS",

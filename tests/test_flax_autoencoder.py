@@ -112,5 +112,5 @@ def test_edge_metrics_of_nan_and_bad_scores():
         ValueError, match=r"negative_scores must be one-dimensional, got .*\(1, 1\)"
     ):
         edge_metrics([1.0], [[1.0]])
-    with pytest.raises(TypeError, match="positive_scores must be real numbers"):
-        edge_metrics(["a"], [1.0])
+    with pytest.raises(TypeError, match="positive_scores must be an array of numbers"):
+        edge_metrics(["one"], [1.0])

@@ -173,10 +173,10 @@ def test_bad_construction(arguments, message):
 
 def test_bad_calls(triples):
     conv, (x, z) = make(CompGCNConv, 4, 6), node_and_relation_features(4)
-    with pytest.raises(ValueError, match=r"num_relations = 6, inverse ones included, .* got 6 and"):
+    with pytest.raises(ValueError, match="num_relations = 6, inverse ones included, got 7"):
         conv(graph_of(triples, self_relation=True), x, z)
     one_way = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS)
-    with pytest.raises(ValueError, match=r"num_relations = 6, inverse ones included, .* got 3"):
+    with pytest.raises(ValueError, match="num_relations = 6, inverse ones included, got 3"):
         conv(one_way, x, z)
     with pytest.raises(ValueError, match="graph lacks the part 'from_pairs'"):
         conv(graph_of(triples, parts=("to_pairs",)), x, z)

@@ -250,7 +250,7 @@ def test_heterolinear():
     np.testing.assert_allclose(y["b"], linear(layer.layers["b"], np.eye(2)), rtol=1e-5, atol=1e-5)
     for x_dict, message in (
         ({"a": x}, "x_dict lacks the type 'b'; None stands for no features"),
-        ({"a": x, "b": None, "c": x}, "x_dict has the key 'c', which is none of the types 'a', 'b"),
+        ({"a": x, "b": None, "c": x}, "x_dict has the key 'c', none of the types 'a', 'b"),
         ({"a": x[:, :2], "b": None}, r"x_dict\['a'\] must have shape .* got \(5, 2\)"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -357,7 +357,7 @@ def test_relational_layers_reject_names(graph, rng):
     for model, x_dict, error, message in (
         (rgcn, x | {"venue": x["tag"]}, ValueError, "x_dict has the key 'venue'"),
         (rgcn, {"tag": x["tag"]}, ValueError, "x_dict lacks the type 'author'"),
-        (hgt, x | {"venue": x["tag"]}, ValueError, "x has the type 'venue'"),
+        (hgt, x | {"venue": x["tag"]}, ValueError, "x has the key 'venue'"),
         (hgt, x | {"tag": None}, ValueError, r"x\['tag'\] must be an array of numbers, got None"),
         (rgcn, x | {"tag": None}, ValueError, r"x_dict\['tag'\] must be an array of numbers"),
     ):

@@ -231,7 +231,7 @@ def test_no_facts():
     [
         ({"subjects": [3]}, r"subjects\[0\] = 3 is outside \[0, num_nodes=3\)"),
         ({"relations": [1]}, r"relations\[0\] = 1 is outside \[0, num_relations=1\)"),
-        ({"objects": [0, 1]}, "subjects and objects must have the same length"),
+        ({"objects": [0, 1]}, "objects must have the same length, got 1, 1 and 2"),
         ({"known": ([0], [0], [-1])}, r"known objects\[0\] = -1 is outside"),
         ({"chunk_size": 0}, "chunk_size must be positive, got 0"),
     ],

@@ -670,7 +670,7 @@ def test_choice_among_available_parts(graph, triples):
         (
             HGTConv,
             {"node_types": ("a", "a")},
-            "node_types must differ from each other, got .a. as number 0 and",
+            "node_types must differ from each other, got .*a",
         ),
         (
             HGTConv,
@@ -691,7 +691,7 @@ def test_bad_construction(layer, arguments, message):
 
 def test_bad_in_features():
     for widths, message in (
-        ({**WIDTHS, "page": 3}, "in_features has the type 'page', which is none of"),
+        ({**WIDTHS, "page": 3}, "in_features has the key 'page', none of"),
         ({"author": 3}, "in_features lacks the type 'paper'"),
         ({**WIDTHS, "topic": 0}, r"in_features\['topic'\] must be positive"),
     ):
@@ -711,7 +711,7 @@ def test_bad_calls(graph, typed, triples):
             conv(graph.nodes, x)
         with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 8\), got \(9, 3\)"):
             conv(graph, features(3))
-        with pytest.raises(ValueError, match="graph must have num_relations = 3, got 4"):
+        with pytest.raises(ValueError, match="num_relations = 3, inverse ones included, got 4"):
             make(layer, 8, 8, num_relations=3)(graph, x)
         lacking = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, parts=())
         with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', w"):
@@ -726,9 +726,9 @@ def test_bad_types(graph, typed):
     conv, x = make_typed(WIDTHS), typed_features(WIDTHS)
     with pytest.raises(ValueError, match="x must be by type, as in_features="):
         conv(typed, features(8, rows=12))
-    with pytest.raises(ValueError, match="x has the type 'page', which is none of"):
+    with pytest.raises(ValueError, match="x has the key 'page', none of"):
         conv(typed, {**x, "page": x["paper"]})
-    with pytest.raises(ValueError, match="x lacks the type 'topic', which has 3 nodes"):
+    with pytest.raises(ValueError, match="x lacks the type 'topic', which has nodes"):
         conv(typed, {name: x[name] for name in ("author", "paper")})
     with pytest.raises(ValueError, match=r"x\['topic'\] must have shape \(nodes of type 'topic'"):
         conv(typed, {**x, "topic": x["topic"][:2]})

@@ -8,6 +8,7 @@ from flax import nnx
 from layer_cases import awkward_triples, check_gradient, double, relu
 
 from flax_layers import RGCN, RGCNConv
+from flax_layers.relational import keeps_blocks
 from jax_gnn import RelationalGraph
 from jax_gnn._ops.relational_aggregate import schedule
 
@@ -119,7 +120,8 @@ def check_weighted(conv, graph, triples, rng):
 @pytest.mark.parametrize("self_relation", [False, True])
 def test_bases_mixed_or_summed_one_by_one(triples, rng, monkeypatch, self_relation, by_basis):
     """Bases are mixed first or summed one by one, with features and without."""
-    monkeypatch.setattr("flax_layers.relational.sums_by_basis_pay", lambda *_, **__: by_basis)
+    module = "jax_gnn._ops.relational_aggregate.api"
+    monkeypatch.setattr(f"{module}.sums_by_basis_pay", lambda *_, **__: by_basis)
     graph = graph_of(triples, self_relation)
     conv = make(RGCNConv, 4, 6, num_bases=2)
     check_weighted(conv, graph, triples, rng)
@@ -131,7 +133,7 @@ def test_bases_mixed_or_summed_one_by_one(triples, rng, monkeypatch, self_relati
 @pytest.mark.parametrize("keeps_blocks", [False, True])
 @pytest.mark.parametrize("self_relation", [False, True])
 def test_blocks_in_full_or_as_a_batch(triples, rng, monkeypatch, self_relation, keeps_blocks):
-    monkeypatch.setattr("flax_layers.relational.blocks_pay", lambda counts: keeps_blocks)
+    monkeypatch.setattr("flax_layers.relational.keeps_blocks", lambda *_: keeps_blocks)
     check_weighted(
         make(RGCNConv, 4, 6, num_blocks=2), graph_of(triples, self_relation), triples, rng
     )
@@ -139,10 +141,15 @@ def test_blocks_in_full_or_as_a_batch(triples, rng, monkeypatch, self_relation, 
 
 def test_choice_of_blocks():
     """Hundreds of relations with few edges each and wide features keep their blocks apart."""
-    counts = schedule.Counts(1000, 1000, 5000, 500, 4000, 4000, 500, 500, 4)
-    assert schedule.blocks_pay(counts)
-    counts = schedule.Counts(10**4, 10**4, 10**5, 50, 5 * 10**4, 5 * 10**4, 64, 64, 4)
-    assert not schedule.blocks_pay(counts)
+    rng = np.random.default_rng(0)
+    for num_relations, num_edges, width, is_kept in (
+        (500, 500, 500, True),
+        (50, 5000, 64, False),
+    ):
+        src, dst = rng.integers(0, 1000, (2, num_edges))
+        rel = rng.integers(0, num_relations, num_edges)
+        graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=1000)
+        assert keeps_blocks(graph, width, width) == is_kept
 
 
 def test_choice_of_bases():

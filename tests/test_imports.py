@@ -11,6 +11,7 @@ import pytest
 
 import flax_layers
 import jax_gnn
+import jax_gnn.extend
 
 # From the ground up; the benchmarks belong to the checkout, not to the installed packages.
 FLOORS = (
@@ -114,6 +115,24 @@ def test_dynamic_imports_are_seen(tmp_path, monkeypatch):
     source.write_text("from importlib import import_module\nimport_module(name)")
     with pytest.raises(AssertionError, match="whose name is computed"):
         imports("jax_gnn.module")
+
+
+# Names of `jax_gnn.extend` that one module here takes for all layers, and layers outside may use.
+FOR_OUTSIDE_LAYERS = {"row_matmul", "source_pair_rows"}
+
+
+def test_extend_has_what_several_layers_need():
+    """Each name of `jax_gnn.extend` is used in two modules, or documented for layers outside."""
+    uses = dict.fromkeys(jax_gnn.extend.__all__, 0)
+    for module, file in FILES.items():
+        for node in ast.walk(ast.parse(file.read_text())) if "flax_layers" in module else ():
+            if isinstance(node, ast.ImportFrom) and node.module == "jax_gnn.extend":
+                for alias in node.names:
+                    uses[alias.name] += 1
+    assert {name for name, count in uses.items() if count < 2} == FOR_OUTSIDE_LAYERS
+    text = (ROOTS["benchmarks"].parent / "docs" / "own-layer.md").read_text()
+    assert all(f"`{name}`" in text for name in FOR_OUTSIDE_LAYERS)
+    assert len(uses) <= 20
 
 
 def test_layers_import_public_names_alone():

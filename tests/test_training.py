@@ -769,9 +769,9 @@ def test_damaged_checkpoint(checkpoint, tmp_path):
     check("SHA256SUMS is missing")
 
 
-# A description of before a checkpoint had its preprocessing, labels and split, of
-# GCN(6, 8, 2, num_layers=2) and GCNConfig(hidden_features=8, seed=3).
-OLD = {
+# A description of GCN(6, 8, 2, num_layers=2) and GCNConfig(hidden_features=8, seed=3).
+SAVED = {
+    **dict.fromkeys(("version", "data", "numbering", "split", "label_names", "seed")),
     "model": "gcn",
     "arguments": {
         **{"in_features": 6, "hidden_features": 8, "out_features": 2, "num_layers": 2},
@@ -789,71 +789,28 @@ OLD = {
 }
 
 
-def write_old_checkpoint(path, description, params=None):
-    """Write parameters, by default those of a GCN, which is returned, and a description."""
-    import orbax.checkpoint as ocp
-
-    model = GCN(6, 8, 2, num_layers=2, rngs=nnx.Rngs(0))
-    params = params or nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(
-            path,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params), config=ocp.args.JsonSave(description)
-            ),
-        )
-    return model
-
-
-def test_checkpoint_of_an_older_version(tmp_path):
-    dataset, path = make_scaled_dataset(), tmp_path / "model"
-    model = write_old_checkpoint(path, OLD)
-    missing = "the split, the names of the labels, what its data are recognised by$"
-    with pytest.warns(UserWarning, match=f"{path} was written by an older version .* {missing}"):
-        loaded = load_checkpoint(path)
-    kipf = dict(GCNConfig.published["planetoid"])  # the only defaults of that version
-    assert loaded.config == GCNConfig(**kipf | {"hidden_features": 8, "seed": 3})
-    for field in ("split", "label_names", "data", "seed", "version"):
-        assert getattr(loaded, field) is None
-    x = node_features(dataset, loaded.config)
-    expected = model(dataset.graph(), x, deterministic=True)
-    np.testing.assert_allclose(loaded.predict(dataset), expected, rtol=1e-5, atol=1e-6)
-    assert loaded.accuracies(dataset, expected).keys() == {"labelled"}
-    with pytest.raises(ValueError, match="lacks what its data are recognised by"):
-        loaded.differences(dataset)
-
-
-@pytest.mark.parametrize("training", [None, {"splits": 10}])
-def test_older_checkpoint_without_its_preprocessing(tmp_path, training):
-    write_old_checkpoint(tmp_path / "model", OLD | {"training": training})
-    missing = r"lacks the preprocessing \(that of GCNConfig\(\) is used\), the split, "
-    with pytest.warns(UserWarning, match=missing):
-        loaded = load_checkpoint(tmp_path / "model")
-    assert loaded.config == GCNConfig()
-
-
 @pytest.mark.parametrize(
     ("description", "message"),
     [
         ([], "TypeError: "),
         ({"model": {"size": 3}}, "TypeError: "),
-        (OLD | {"model": "lstm"}, "its model is 'lstm', which is none of hgnn, "),
-        (OLD | {"model": "hgnn"}, "TypeError: .* unexpected keyword argument"),
+        (SAVED | {"model": "lstm"}, "its model is 'lstm', which is none of hgnn, "),
+        (SAVED | {"model": "hgnn"}, "TypeError: .* unexpected keyword argument"),
         ({"model": "gcn"}, "KeyError: 'arguments'"),
-        (OLD | {"arguments": {}}, "TypeError: .* missing 3 required positional arguments"),
-        (OLD | {"arguments": OLD["arguments"] | {"in_features": "6"}}, "TypeError: "),
-        (OLD | {"arguments": OLD["arguments"] | {"hidden_features": 10**9}}, "hape"),
-        (OLD | {"arguments": OLD["arguments"] | {"num_layers": 3}}, "conv3"),
-        (OLD | {"training": OLD["training"] | {"epochs": "many"}}, "TypeError: "),
-        (OLD | {"version": "0.1"}, "SHA256SUMS is missing"),
+        (SAVED | {"arguments": {}}, "TypeError: .* missing 3 required positional arguments"),
+        (SAVED | {"arguments": SAVED["arguments"] | {"in_features": "6"}}, "TypeError: "),
+        (SAVED | {"arguments": SAVED["arguments"] | {"hidden_features": 10**9}}, "hape"),
+        (SAVED | {"arguments": SAVED["arguments"] | {"num_layers": 3}}, "conv3"),
+        (SAVED | {"training": SAVED["training"] | {"epochs": "many"}}, "TypeError: "),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 # Orbax leaves coroutines behind that it started before it saw a wrong shape.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
-def test_older_checkpoint_of_something_else(tmp_path, description, message):
-    write_old_checkpoint(tmp_path / "model", description)
+def test_checkpoint_of_something_else(tmp_path, description, message):
+    model = GCN(6, 8, 2, num_layers=2, rngs=nnx.Rngs(0))
+    checkpoints._write(tmp_path / "model", model, description, None)
     with pytest.raises(ValueError, match=f"model holds no checkpoint of a model: .*{message}"):
         load_checkpoint(tmp_path / "model")
 
@@ -1096,23 +1053,6 @@ def test_nameless_entities_are_matched_by_number_with_a_warning(named):
     message = "'typed' is not that .* its relations and nodes of type 'other' are taken by number"
     with pytest.warns(UserWarning, match=message):
         assert named.predict(changed).shape == (54, 2)
-
-
-def test_checkpoint_of_typed_nodes_without_names(named, tmp_path):
-    # Older versions wrote maps of types by name, and no names of relations and nodes.
-    params = nnx.to_pure_dict(nnx.state(named.model, nnx.Param))
-    members = params["input"]["layers"]["members"]
-    params["input"]["layers"] = dict(zip(named.model.in_features, members.values(), strict=True))
-    description = checkpoints._description(named)
-    for name in ("numbering", "version"):
-        del description[name]
-    write_old_checkpoint(tmp_path / "model", description, params)
-    with pytest.warns(UserWarning, match="lacks .* the names of relations and nodes, which are"):
-        loaded = load_checkpoint(tmp_path / "model")
-    dataset = make_named_dataset()
-    types = make_named_dataset(node_type=2 - dataset.node_type, node_type_names=("a", "other", "z"))
-    for data in (dataset, types):
-        np.testing.assert_array_equal(loaded.predict(data), named.predict(dataset))
 
 
 def test_learned_hyperedge_weights_belong_to_their_hyperedges():

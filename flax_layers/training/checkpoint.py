@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import textwrap
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -39,11 +38,16 @@ from flax_layers.training.link_models import LINK_RECIPES, make_link_model
 from flax_layers.training.link_tasks import LinkIndex
 from flax_layers.training.links import TrainedLinks
 from flax_layers.training.models import RECIPES
-from flax_layers.training.predictor import ColumnsLike, Predictor, Preprocessing
+from flax_layers.training.predictor import (
+    ColumnsLike,
+    Predictor,
+    Preprocessing,
+    leaves_by_path,
+)
 from flax_layers.training.trained import TrainedModel, stack_of
 from flax_layers.training.types import array_spec
 from jax_gnn import __version__
-from jax_gnn.datasets import RelationalDataset, Split
+from jax_gnn.datasets import Split
 
 CHECKPOINT, STATE = "checkpoint", "state.npz"  # in the folder of a run of ``jax-gnn train``
 INDEX = "index.npz"  # of models that predict edges
@@ -176,8 +180,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: Factory = None) -> Any:
 
     Returns:
         A `Predictor`, on the default device: a `TrainedModel` for a training of nodes or graphs, a
-        `TrainedLinks` for one of link prediction. A warning says what the checkpoint of an older
-        version lacks.
+        `TrainedLinks` for one of link prediction.
     """
     path = Path(path).absolute()
     if not path.is_dir():
@@ -190,7 +193,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: Factory = None) -> Any:
             "before, with --resume, goes on with it"
         )
     try:
-        trained, missing = _load(path, model)
+        return _load(path, model)
     except _MismatchError as error:
         raise ValueError(f"{path} {error}") from None
     # Orbax, its storage, JAX and the models raise all kinds of errors for what they cannot read.
@@ -198,20 +201,13 @@ def load_checkpoint(path: str | os.PathLike[str], model: Factory = None) -> Any:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         reason = textwrap.shorten(f"{kind}{error}", 300)
         raise ValueError(f"{path} holds no checkpoint of a model: {reason}") from error
-    if missing:
-        warnings.warn(
-            f"{path} was written by an older version and lacks {', '.join(missing)}", stacklevel=2
-        )
-    return trained
 
 
-def _load(path: Path, factory: Factory) -> tuple[Predictor, list[str]]:
-    """Read a checkpoint; also return what it lacks."""
+def _load(path: Path, factory: Factory) -> Predictor:
     import orbax.checkpoint as ocp
 
     # Storage does not notice all changes, and prints those that it notices on stderr, too.
-    if (path / SUMS).exists():
-        _check_sums(path)
+    _check_sums(path)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         description = checkpointer.restore(
             path, args=ocp.args.Composite(config=ocp.args.JsonRestore())
@@ -222,34 +218,20 @@ def _load(path: Path, factory: Factory) -> tuple[Predictor, list[str]]:
         abstract = nnx.to_pure_dict(nnx.state(shapes, VARIABLES))
         if "class" in description:
             _check_variables(description, shapes)
-        # Checkpoints of before the numbering have maps of node types by name.
-        types = None if "numbering" in description else description.get("inputs")
-        if types:
-            members = abstract["input"]["layers"]["members"]
-            abstract["input"]["layers"] = {name: members[i] for i, name in enumerate(types)}
         device = jnp.zeros(()).sharding
-        expected = jax.tree.map(
-            lambda p: array_spec(p.shape, p.dtype, sharding=device),
-            abstract,
-        )
+        expected = jax.tree.map(lambda p: array_spec(p.shape, p.dtype, sharding=device), abstract)
         params = checkpointer.restore(
             path, args=ocp.args.Composite(params=ocp.args.StandardRestore(expected))
         ).params
-    if types:
-        maps = params["input"]["layers"]
-        params["input"]["layers"] = {"members": {i: maps[name] for i, name in enumerate(types)}}
+    # Parameters of the new model are arbitrary, and replaced by the saved ones.
     model: Any = make_model()
     state = nnx.state(model, VARIABLES)
     nnx.replace_by_pure_dict(state, params)
     nnx.update(model, state)
     model.eval()
-    if "version" not in description:
-        return _unversioned_model(description, model)
-    if not (path / SUMS).exists():
-        raise ValueError(f"{SUMS} is missing")
     if "class" in description:
-        return Predictor(model, preprocessing=Preprocessing.of(**description["preprocessing"])), []
-    return _trained_model(description, model, path / INDEX), _missing_names(description)
+        return Predictor(model, preprocessing=Preprocessing.of(**description["preprocessing"]))
+    return _trained_model(description, model, path / INDEX)
 
 
 def _sha256(file: Path) -> str:
@@ -258,6 +240,8 @@ def _sha256(file: Path) -> str:
 
 
 def _check_sums(path: Path) -> None:
+    if not (path / SUMS).exists():
+        raise ValueError(f"{SUMS} is missing")
     for line in (path / SUMS).read_text().splitlines():
         expected, _, name = line.partition("  ")
         if not name:
@@ -355,11 +339,7 @@ def _name(factory: Factory) -> str:
 def _variables(model: nnx.Module) -> dict[str, str]:
     """Return shapes and dtypes by path."""
     state = nnx.to_pure_dict(nnx.state(model, VARIABLES))
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype}{[*x.shape]}"
-        for path, x in leaves
-    }
+    return {path: f"{x.dtype}{[*x.shape]}" for path, x in leaves_by_path(state).items()}
 
 
 def _check_variables(description: Description, model: nnx.Module) -> None:
@@ -376,14 +356,6 @@ def _check_variables(description: Description, model: nnx.Module) -> None:
     raise _MismatchError(f"holds a {description['type']}, got a {type(model).__qualname__}{text}")
 
 
-def _missing_names(description: Description) -> list[str]:
-    """Return what older checkpoints lack whose parameters have rows for nodes or relations."""
-    recipe = RECIPES.get(description["model"])
-    if "numbering" in description or (recipe and recipe.dataset is not RelationalDataset):
-        return []
-    return ["the names of relations and nodes, which are taken by number"]
-
-
 def _tuples(value: object) -> Any:
     """Convert lists to tuples, which JSON has none of; models take no lists."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
@@ -394,7 +366,7 @@ def _trained_model(
 ) -> TrainedModel | TrainedLinks:
     """Return the trained model of a description, and of its index of links, if there is one."""
     name, version, data = (description[key] for key in ("model", "version", "data"))
-    numbering = description.get("numbering")
+    numbering: Any = description["numbering"]
     if numbering:
         numbering = Numbering(**{key: _tuples(value) for key, value in numbering.items()})
     data = data and Fingerprint(**data)
@@ -419,24 +391,6 @@ def _trained_model(
         version=version,
         numbering=numbering,
     )
-
-
-def _unversioned_model(
-    description: Description, model: nnx.Module
-) -> tuple[TrainedModel, list[str]]:
-    """Return the trained model of a checkpoint of before versions; also what it lacks."""
-    missing = ["the split", "the names of the labels", "what its data are recognised by"]
-    training, config = description.get("training"), RECIPES[description["model"]].config
-    # Settings count if they have the preprocessing, and no field that is unknown today.
-    fields = {field.name for field in dataclasses.fields(config)}
-    preprocessing = {"features", "feature_normalization"}
-    settings = {}
-    if isinstance(training, dict) and preprocessing <= training.keys() <= fields:
-        settings = training
-    else:
-        missing.insert(0, f"the preprocessing (that of {config.__name__}() is used)")
-    missing += _missing_names(description)
-    return TrainedModel(model, config(**settings), version=None), missing
 
 
 # --- Descriptions ---------------------------------------------------------------------------------

@@ -136,15 +136,15 @@ def _add_data(group: argparse._ArgumentGroup, files: str, edges: str | None) -> 
 
 
 def _add_model(models: Commands, recipe: Recipe) -> None:
-    name = recipe.config.model
+    name, title = recipe.config.model, recipe.config.title
     built_in = recipe.dataset not in BY_PATH
     compares = ", beside the same layers without kernels" if recipe.structure else ""
     graphs = " For many graphs with a label each: --task graph." * (f"{name}-graph" in RECIPES)
     parser = add_command(
         models,
         name,
-        help=f"a {recipe.title} for {recipe.dataset.example} classification or regression",
-        description=f"Trains a {recipe.title}\nand reports the test accuracy at each split's best "
+        help=f"a {title} for {recipe.dataset.example} classification or regression",
+        description=f"Trains a {title}\nand reports the test accuracy at each split's best "
         f"validation epoch, or errors where labels are\nnumbers{compares}. Writes a checkpoint of "
         f"the\nbest model, a plot of the curves and results.json.{graphs}"
         + _examples(name, [*[""] * built_in, *EXAMPLES.get(name, ())]),
@@ -175,14 +175,14 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
 
 
 def _add_links(models: Commands, recipe: LinkRecipe) -> None:
-    name = recipe.config.model
+    name, title = recipe.config.model, recipe.config.title
     relational = recipe.dataset is RelationalDataset
     metrics = "filtered mean reciprocal rank" if relational else "AUC, average precision"
     parser = add_command(
         models,
         name,
-        help=f"a {recipe.title} for link prediction",
-        description=f"Trains a {recipe.title}\nto predict edges, and reports {metrics} and hits "
+        help=f"a {title} for link prediction",
+        description=f"Trains a {title}\nto predict edges, and reports {metrics} and hits "
         "of the\ntest edges at the best validation. Writes a checkpoint of that model, a plot and "
         "results.json." + _examples(name, EXAMPLES[name]),
         run=functools.partial(run_links, recipe),

@@ -32,7 +32,6 @@ from jax_gnn.datasets import (
     with_noisy_label_features,
     with_random_features,
 )
-from jax_gnn.extend import numbers_by_name
 
 C = TypeVar("C", bound="TrainConfig | LinkConfig")
 
@@ -402,7 +401,17 @@ def renumbered(
     """
 
     def numbers(plural: str, names: Sequence[str], new_names: Sequence[str]) -> np.ndarray:
-        return numbers_by_name(plural, names, new_names, "the model", f"dataset {dataset.name!r}")
+        positions = {name: i for i, name in enumerate(names)}
+        # One error for both directions, as a renamed entity is missing on either side.
+        problems = []
+        if unknown := [name for name in new_names if name not in positions]:
+            problems.append(f"has the {plural} {_listed(unknown)}, which the model lacks")
+        if missing := positions.keys() - {*new_names}:
+            ordered = sorted(missing, key=positions.__getitem__)
+            problems.append(f"lacks the {plural} {_listed(ordered)}")
+        if problems:
+            raise data_error(dataset, ", and ".join(problems))
+        return np.array([positions[name] for name in new_names], np.int64)
 
     # Relations and types are few, and must have the model's names, if both sides have names.
     changes: dict[str, Any] = {}
@@ -445,6 +454,10 @@ def renumbered(
             edges = np.argsort(np.lexsort(tuple(columns)))
         dataset = dataclasses.replace(dataset, **changes)
     return Renumbered(dataset, order, edges, tuple(unnamed))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return textwrap.shorten(", ".join(map(repr, names)), 200)
 
 
 def _with_columns(dataset: NodeDataset, names: tuple[str, ...]) -> dict[str, Any]:

@@ -29,7 +29,6 @@ class LinkRecipe(NamedTuple):
     """Description of how to train an encoder for link prediction.
 
     Attributes:
-        title: Name and origin of the model.
         config: Class of the settings.
         encoder: Function of settings, a size and rngs that returns the encoder. The size is the
             number of relations, or of features where edges have no relations.
@@ -37,7 +36,6 @@ class LinkRecipe(NamedTuple):
         load: Reader of such a dataset.
     """
 
-    title: str
     config: type[LinkConfig]
     encoder: Callable[[Any, int, nnx.Rngs], nnx.Module]
     dataset: type[NodeDataset] = RelationalDataset
@@ -110,33 +108,28 @@ def _glorot_of_halves(width: int) -> nnx.Initializer:
 # Recipes are pickled, so their functions are partials of named ones.
 _RECIPES = (
     LinkRecipe(
-        "graph autoencoder of a graph convolutional network (GAE, Kipf and Welling 2016)",
         links.GCNLinkConfig,
         functools.partial(_graph_encoder, GCN, ()),
         GraphDataset,
         load_graph,
     ),
     LinkRecipe(
-        "graph autoencoder of GraphSAGE",
         links.SAGELinkConfig,
         functools.partial(_graph_encoder, SAGE, ("reduce",)),
         GraphDataset,
         load_graph,
     ),
     LinkRecipe(
-        "graph autoencoder of a graph attention network",
         links.GATLinkConfig,
         functools.partial(_graph_encoder, GAT, ("heads",)),
         GraphDataset,
         load_graph,
     ),
     LinkRecipe(
-        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
         links.RGCNLinkConfig,
         functools.partial(_relational_encoder, RGCN),
     ),
     LinkRecipe(
-        "composition-based network (CompGCN, Vashishth et al. 2020)",
         links.CompGCNLinkConfig,
         functools.partial(_relational_encoder, CompGCN),
     ),

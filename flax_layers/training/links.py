@@ -88,16 +88,15 @@ class TrainedLinks(Predictor):
         data: Identity of the dataset of the training.
         num_relations: Number of its relations, inverse ones not included; 0 without relations.
         version: Version of the library that trained it.
-        numbering: Names behind the numbers of relations and nodes of its dataset; None for a
-            checkpoint of an older version.
-        index: Data that queries are answered from; None for a checkpoint of an older version.
+        numbering: Names behind the numbers of relations and nodes of its dataset.
+        index: Data that queries are answered from, or None.
     """
 
     config: LinkConfig
     data: Fingerprint
     num_relations: int
-    version: str | None = __version__
-    numbering: Numbering | None = None
+    version: str = __version__
+    numbering: Numbering = dataclasses.field(default_factory=Numbering)
     index: LinkIndex | None = None
 
     def __post_init__(self) -> None:
@@ -194,7 +193,7 @@ class TrainedLinks(Predictor):
     def renumbered(self, dataset: NodeDataset) -> Renumbered:
         """See `TrainedModel`."""
         fixed = ("node",) if self.num_relations else ()
-        return renumbered(dataset, self.numbering or Numbering(), fixed)
+        return renumbered(dataset, self.numbering, fixed)
 
     def _task(self, dataset: NodeDataset) -> tuple[Renumbered, FactTask | EdgeTask]:
         """Return the task of a dataset in the model's numbers."""
@@ -210,8 +209,7 @@ class TrainedLinks(Predictor):
                     f"has {data.num_nodes} nodes and {data.num_relations} relations, the model "
                     f"{expected[0]} and {expected[1]}",
                 )
-            unnamed = match.unnamed and self.numbering is not None
-            if unnamed and "structure" in self.differences(dataset):
+            if match.unnamed and "structure" in self.differences(dataset):
                 match.warn()
         elif task.sizes["in_features"] != sizes["in_features"]:
             raise data_error(
@@ -251,11 +249,10 @@ class TrainedLinks(Predictor):
         Raises:
             TypeError: Not one of `src` and `dst` is given, or `rel` where edges have none; or an
                 argument is neither a name nor a number.
-            ValueError: A name or number is unknown, `k` is not positive, or the checkpoint is of an
-                older version, which stored no graph.
+            ValueError: A name or number is unknown, `k` is not positive, or there is no index.
         """
         if self.index is None:
-            raise ValueError("the checkpoint is of an older version, which kept no graph; train it")
+            raise ValueError("the model has no index to answer queries from")
         if (src is None) == (dst is None):
             raise TypeError(
                 f"one of src and dst must be given, and the other is asked for, got {src=}, {dst=}"
@@ -265,7 +262,7 @@ class TrainedLinks(Predictor):
             raise TypeError(f"rel: {problem}, got {rel!r}")
         if operator.index(k) < 1:
             raise ValueError(f"k must be positive, got {k}")
-        names = self.numbering or Numbering()
+        names = self.numbering
         nodes, relations, facts = self.index
         node_names = names.nodes[0]
         side, name = ("src", src) if dst is None else ("dst", dst)
@@ -308,7 +305,7 @@ class TrainedLinks(Predictor):
         """
         # A name may end with blanks, or be "?": names take precedence.
         parts = ("src", "rel", "dst") if self.num_relations else ("src", "dst")
-        numbering = self.numbering or Numbering()
+        numbering = self.numbering
         names = dict.fromkeys(parts, numbering.nodes[0] or ()) | {"rel": numbering.relations or ()}
         cells = next(csv.reader([text], skipinitialspace=True), [])
         fields = {

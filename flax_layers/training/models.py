@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +55,6 @@ class Recipe(NamedTuple):
     """Description of how to train a model.
 
     Attributes:
-        title: Name and origin of the model.
         model: Class of the model.
         config: Class of the settings.
         dataset: Class of the datasets that the model takes.
@@ -66,7 +65,6 @@ class Recipe(NamedTuple):
         options: Function of settings and structure that returns the arguments of the convolutions.
     """
 
-    title: str
     model: type[nnx.Module]
     config: type[TrainConfig]
     dataset: type[NodeDataset]
@@ -161,78 +159,6 @@ def _hypergraph(dataset: HypergraphDataset, config: hypergraphs.HypergraphConfig
     return dataset.hypergraph(self_loops=config.self_loops)
 
 
-# Model, settings and title.
-_Rows = tuple[tuple[type[nnx.Module], type[TrainConfig], str], ...]
-_HYPERGRAPH_MODELS: _Rows = (
-    (HGNN, hypergraphs.HGNNConfig, "hypergraph neural network (HGNN, Feng et al. 2019)"),
-    (HGNNP, hypergraphs.HGNNPConfig, "general hypergraph neural network (HGNN+, Gao et al. 2022)"),
-    (UniGIN, hypergraphs.UniGINConfig, "UniGIN (Huang and Yang 2021)"),
-    (UniSAGE, hypergraphs.UniSAGEConfig, "UniSAGE (Huang and Yang 2021)"),
-    (UniGAT, hypergraphs.UniGATConfig, "UniGAT (Huang and Yang 2021)"),
-    (UniGCNII, hypergraphs.UniGCNIIConfig, "UniGCNII (Huang and Yang 2021)"),
-    (
-        HypergraphAttention,
-        hypergraphs.HypergraphAttentionConfig,
-        "hypergraph attention network (Bai et al. 2021)",
-    ),
-    (
-        AllDeepSets,
-        hypergraphs.AllDeepSetsConfig,
-        "deep-sets hypergraph network (AllDeepSets, Chien et al. 2022)",
-    ),
-    (
-        AllSetTransformer,
-        hypergraphs.AllSetTransformerConfig,
-        "set-transformer hypergraph network (AllSetTransformer, Chien et al. 2022)",
-    ),
-)
-_GRAPH_MODELS: _Rows = (
-    (GCN, graphs.GCNConfig, "graph convolutional network (GCN, Kipf and Welling 2017)"),
-    (GIN, graphs.GINConfig, "graph isomorphism network (GIN, Xu et al. 2019)"),
-    (SAGE, graphs.SAGEConfig, "GraphSAGE over all neighbours (Hamilton et al. 2017)"),
-    (GAT, graphs.GATConfig, "graph attention network (GAT, Veličković et al. 2018)"),
-    (
-        GATv2,
-        graphs.GATv2Config,
-        "graph attention network with dynamic scores (GATv2, Brody et al. 2022)",
-    ),
-    (GraphTransformer, graphs.GraphTransformerConfig, "graph transformer (Shi et al. 2021)"),
-)
-_CLASSIFIERS: _Rows = (
-    (
-        GINClassifier,
-        graphs.GINGraphConfig,
-        "graph isomorphism network with batch norms (GIN, Xu et al. 2019)",
-    ),
-    (
-        GraphClassifier,
-        graphs.GCNGraphConfig,
-        "graph convolutional network (GCN, Kipf and Welling 2017) and a readout",
-    ),
-    (
-        GraphClassifier,
-        graphs.SAGEGraphConfig,
-        "GraphSAGE over all neighbours (Hamilton et al. 2017) and a readout",
-    ),
-    (
-        GraphClassifier,
-        graphs.GATGraphConfig,
-        "graph attention network (GAT, Veličković et al. 2018) and a readout",
-    ),
-)
-_RELATIONAL_MODELS: _Rows = (
-    (
-        RGCN,
-        relations.RGCNConfig,
-        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
-    ),
-    (
-        RGAT,
-        relations.RGATConfig,
-        "relational graph attention network (RGAT, Busbridge et al. 2019)",
-    ),
-    (HGT, relations.HGTConfig, "heterogeneous graph transformer (HGT, Hu et al. 2020)"),
-)
 # Options beside settings of the same name; functions have names, as recipes are pickled.
 _OPTIONS: dict[type[nnx.Module], Options] = {
     HGNN: _hgnn_options,
@@ -246,35 +172,72 @@ _OPTIONS: dict[type[nnx.Module], Options] = {
 
 
 def _recipes(
-    rows: _Rows,
+    models: Mapping[type[TrainConfig], type[nnx.Module]],
     dataset: type[NodeDataset],
     load: Callable[[str], NodeDataset],
     sizes: tuple[str, ...],
     structure: Callable[[Any, Any], Structure] | None,
 ) -> dict[str, Recipe]:
-    """Return recipes by name of the model, of rows of one kind of data."""
-    recipes = {}
-    for model, config, title in rows:
-        options = _OPTIONS.get(model, _options)
-        recipe = Recipe(title, model, config, dataset, load, sizes, structure, options)
-        recipes[config.model] = recipe
-    return recipes
+    """Return recipes by name of the model, for models of one kind of data by settings."""
+    return {
+        config.model: Recipe(
+            model, config, dataset, load, sizes, structure, _OPTIONS.get(model, _options)
+        )
+        for config, model in models.items()
+    }
 
 
+# One call for each kind of data, whose models share loader, sizes and structure.
 RECIPES = (
     _recipes(
-        _HYPERGRAPH_MODELS,
+        {
+            hypergraphs.HGNNConfig: HGNN,
+            hypergraphs.HGNNPConfig: HGNNP,
+            hypergraphs.UniGINConfig: UniGIN,
+            hypergraphs.UniSAGEConfig: UniSAGE,
+            hypergraphs.UniGATConfig: UniGAT,
+            hypergraphs.UniGCNIIConfig: UniGCNII,
+            hypergraphs.HypergraphAttentionConfig: HypergraphAttention,
+            hypergraphs.AllDeepSetsConfig: AllDeepSets,
+            hypergraphs.AllSetTransformerConfig: AllSetTransformer,
+        },
         HypergraphDataset,
         load_hypergraph,
         ("num_nodes", "num_hyperedges", "num_incidences"),
         _hypergraph,
     )
-    | _recipes(_GRAPH_MODELS, GraphDataset, load_graph, ("num_nodes", "num_edges"), _graph)
     | _recipes(
-        _CLASSIFIERS, GraphsDataset, load_graphs, ("num_graphs", "num_nodes", "num_edges"), None
+        {
+            graphs.GCNConfig: GCN,
+            graphs.GINConfig: GIN,
+            graphs.SAGEConfig: SAGE,
+            graphs.GATConfig: GAT,
+            graphs.GATv2Config: GATv2,
+            graphs.GraphTransformerConfig: GraphTransformer,
+        },
+        GraphDataset,
+        load_graph,
+        ("num_nodes", "num_edges"),
+        _graph,
     )
     | _recipes(
-        _RELATIONAL_MODELS,
+        {
+            graphs.GINGraphConfig: GINClassifier,
+            graphs.GCNGraphConfig: GraphClassifier,
+            graphs.SAGEGraphConfig: GraphClassifier,
+            graphs.GATGraphConfig: GraphClassifier,
+        },
+        GraphsDataset,
+        load_graphs,
+        ("num_graphs", "num_nodes", "num_edges"),
+        None,
+    )
+    | _recipes(
+        {
+            relations.RGCNConfig: RGCN,
+            relations.RGATConfig: RGAT,
+            relations.HGTConfig: HGT,
+        },
         RelationalDataset,
         load_relational,
         ("num_nodes", "num_edges", "num_relations"),

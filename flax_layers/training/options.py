@@ -16,9 +16,10 @@ import numpy as np
 
 from flax_layers.training.config.settings import COUNT, Config, Number, Setting, settings
 from flax_layers.training.types import Method
+from jax_gnn import shared_library
 from jax_gnn.cli import UserError
 from jax_gnn.datasets import NodeDataset
-from jax_gnn.extend import Implementation, status
+from jax_gnn.extend import Implementation
 from jax_gnn.sharding import partition
 
 METHODS: tuple[str, ...] = get_args(get_type_hints(partition)["method"])
@@ -179,12 +180,13 @@ def require(purpose: str, packages: Iterable[str]) -> None:
 
 
 def _require_implementation(implementation: Implementation | None) -> None:
-    if implementation in (None, "xla"):
+    if implementation is None or implementation == "xla":
         return
-    platform = next(state for state in status() if state.platform == implementation)
-    if not platform.available:
-        advice = f" ({platform.hint})" if platform.hint else ""
-        raise UserError(f"--implementation {implementation}: {platform.reason}{advice}")
+    # The library's own error says why there are no kernels, and what brings them.
+    try:
+        shared_library(implementation)
+    except ValueError as error:
+        raise UserError(f"--implementation {implementation}: {error}") from None
     # JAX calls its backend "gpu", where this library says "cuda".
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if backend != implementation:

@@ -229,7 +229,7 @@ class Predictor:
     @staticmethod
     def arrays(graph: AnyStructure, x: ArrayByType = None, **named: PyTree) -> dict[str, Array]:
         """Return the arrays of the arguments by name, with which an exported program is called."""
-        return _leaves({"graph": graph, "x": x, **named})
+        return leaves_by_path({"graph": graph, "x": x, **named})
 
     def export(
         self,
@@ -266,11 +266,11 @@ class Predictor:
         inputs = {"graph": graph, "x": x, **named}
         structure = jax.tree.structure(inputs)
         sizes = _symbolic_sizes(graph) if any_size else {}
-        specs = {name: _spec(array, sizes) for name, array in _leaves(inputs).items()}
+        specs = {name: _spec(array, sizes) for name, array in leaves_by_path(inputs).items()}
         graphdef, *states = nnx.split(self.model, nnx.RngState, ...)
         keys, state = states
         template = state, self.preprocessing or Preprocessing()
-        parameters = {name: _as_bits(x) for name, x in _leaves(template).items()}
+        parameters = {name: _as_bits(x) for name, x in leaves_by_path(template).items()}
 
         # Parameters are arguments: of constants XLA would make other programs, which may round
         # otherwise.
@@ -287,7 +287,7 @@ class Predictor:
             np.savez(file, **contents | parameters)
 
 
-def _leaves(tree: PyTree) -> dict[str, Array]:
+def leaves_by_path(tree: PyTree) -> dict[str, Array]:
     """Return the arrays of a tree by path."""
     leaves, _ = tree_flatten_with_path(tree)
     return {keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from flax_layers.training.checkpoint import CHECKPOINT, STATE
+import numpy as np
+
+from flax_layers.training.checkpoint import CHECKPOINT, STATE, load_checkpoint, save_checkpoint
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.links import LinkReport
 from flax_layers.training.plot import METRICS
+from flax_layers.training.predictor import Predictor
 from flax_layers.training.records import EpochReport
-from jax_gnn.cli import UserError
+from jax_gnn.cli import UserError, table
 
+PLOT, RESULTS = "learning_curves.png", "results.json"
 ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
 
 
@@ -51,7 +56,7 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
     state = path / STATE
     with blame_output(path):
         path.mkdir(parents=True, exist_ok=True)
-        has_results = (path / CHECKPOINT).exists() or (path / "results.json").exists()
+        has_results = (path / CHECKPOINT).exists() or (path / RESULTS).exists()
         if args.overwrite and not args.resume:
             state.unlink(missing_ok=True)
     if state.exists() and not args.resume:
@@ -65,6 +70,46 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
             "elsewhere"
         )
     return path, state
+
+
+def write_run(
+    folder: Path,
+    trained: Predictor,
+    outputs: Callable[[Any], Iterable[np.ndarray]],
+    document: Mapping[str, object],
+    draw: Callable[[Path], None],
+) -> bool:
+    """Write checkpoint, plot and results; return whether the checkpoint gives the same outputs.
+
+    Args:
+        folder: Folder of the run.
+        trained: Model of the run.
+        outputs: Function that returns predictions of a model.
+        document: Contents of results.json.
+        draw: Function that draws the plot into a file.
+    """
+    # The checkpoint is written first: a full disk then costs the plot, and not the model.
+    with blame_output(folder):
+        save_checkpoint(folder / CHECKPOINT, trained)
+    # Each run ends with a check that its checkpoint predicts to the same bits.
+    pairs = zip(outputs(trained), outputs(load_checkpoint(folder / CHECKPOINT)), strict=True)
+    is_same = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+    with blame_output(folder):
+        draw(folder / PLOT)
+        (folder / RESULTS).write_text(json.dumps(document, indent=2) + "\n")
+    return is_same
+
+
+def print_files(folder: Path, is_same: bool, note: str = "") -> int:
+    """Print the files of `write_run`, and return the exit code of the command."""
+    if not is_same:
+        checkpoint = folder / CHECKPOINT
+        print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
+        return 1
+    notes = {CHECKPOINT: f"({note}loaded again: same predictions)"}
+    files = {"checkpoint": CHECKPOINT, "plot": PLOT, "results": RESULTS}
+    print(table([[kind, str(folder / name), notes.get(name, "")] for kind, name in files.items()]))
+    return 0
 
 
 @contextlib.contextmanager

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 
 import numpy as np
 
 from flax_layers.training import options, report
-from flax_layers.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
-from flax_layers.training.links import LinkResult, TrainedLinks, train_links
+from flax_layers.training.links import LinkResult, train_links
 from flax_layers.training.plot import plot_link_curves
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
@@ -63,14 +60,6 @@ def _results(
     }
 
 
-def _same_ranks(checkpoint: Path, trained: TrainedLinks, dataset: NodeDataset) -> bool:
-    """Return whether a checkpoint ranks as the trained model does."""
-    loaded = load_checkpoint(checkpoint)
-    assert isinstance(loaded, TrainedLinks)
-    columns, loaded_columns = (model.table(dataset) for model in (trained, loaded))
-    return all(np.array_equal(columns[name], loaded_columns[name]) for name in columns)
-
-
 def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     """Train on the data that the command names, and write and print the results."""
     options.require("training", options.TRAIN_EXTRA)
@@ -84,17 +73,15 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     bar = report.LinkProgress(config, task.best_by)
     with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
         result = train_links(dataset, config, on_epoch=progress, state=state, resume=args.resume)
-    checkpoint, plot, results = (
-        folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
-    )
-    with report.blame_output(folder):
-        save_checkpoint(checkpoint, result.trained)
-    # Each run ends with a check that its checkpoint ranks alike.
-    same = _same_ranks(checkpoint, result.trained, dataset)
     seconds = float(np.median(result.step_seconds))
-    with report.blame_output(folder):
-        plot_link_curves(result, plot, title=f"{config.model} on {dataset.name}")
-        results.write_text(json.dumps(_results(dataset, task, result, seconds), indent=2) + "\n")
+    title = f"{config.model} on {dataset.name}"
+    is_same = report.write_run(
+        folder,
+        result.trained,
+        lambda model: model.table(dataset).values(),
+        _results(dataset, task, result, seconds),
+        lambda plot: plot_link_curves(result, plot, title=title),
+    )
     best = f"(epoch {result.epochs[result.best]})"
     rows = [
         ["", *report.metric_names(result.test), ""],
@@ -103,9 +90,4 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     ]
     print(table(rows))
     print(f"\n  {1e3 * seconds:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
-    if not same:
-        print(f"jax-gnn: {checkpoint} ranks otherwise than the trained model", file=sys.stderr)
-        return 1
-    rows = [["checkpoint", str(checkpoint), "(loaded again: same ranks)"], ["plot", str(plot), ""]]
-    print(table([*rows, ["results", str(results), ""]]))
-    return 0
+    return report.print_files(folder, is_same)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import cast
 
 import jax
 import numpy as np
 
 from flax_layers.training import options, report
-from flax_layers.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.devices import check_devices
@@ -22,7 +19,6 @@ from flax_layers.training.models import Recipe
 from flax_layers.training.plot import plot_learning_curves
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
-from flax_layers.training.trained import TrainedModel
 from flax_layers.training.types import ArrayByType, Method
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
@@ -127,17 +123,6 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig
     options.print_data_notes(dataset, config, settled)
 
 
-def _same_predictions(
-    checkpoint: Path, trained: TrainedModel, dataset: NodeDataset, num_devices: int, method: Method
-) -> bool:
-    """Return whether a checkpoint predicts to the same bits what the trained model does."""
-    predictions, loaded_predictions = (
-        np.asarray(model.predict(dataset, devices=num_devices, method=method))
-        for model in (trained, load_checkpoint(checkpoint))
-    )
-    return np.array_equal(predictions, loaded_predictions, equal_nan=True)
-
-
 def _results(
     summary: Mapping[str, object], result: TrainResult, measure: str, split: int, num_devices: int
 ) -> dict[str, object]:
@@ -202,26 +187,16 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         )
     _print_notes(dataset, config, result.trained.config)
 
-    # The checkpoint is written first: a full disk then costs the plot, and not the model.
     summary = _dataset_summary(dataset, result)
-    checkpoint, plot, results = (
-        folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
-    )
-    with report.blame_output(folder):
-        save_checkpoint(checkpoint, result.trained)
-    # Each run ends with a check that its checkpoint predicts to the same bits.
-    same = _same_predictions(checkpoint, result.trained, dataset, num_devices, method)
     assert result.trained.seed is not None
     split = result.trained.seed - config.seed
-    document = _results(summary, result, measure, split, num_devices)
-    with report.blame_output(folder):
-        plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
-        results.write_text(json.dumps(document, indent=2) + "\n")
+    title = f"{recipe.model.__name__} on {dataset.name}"
+    is_same = report.write_run(
+        folder,
+        result.trained,
+        lambda model: [np.asarray(model.predict(dataset, devices=num_devices, method=method))],
+        _results(summary, result, measure, split, num_devices),
+        lambda plot: plot_learning_curves(result, plot, title=title),
+    )
     _print_result(summary, result)
-    if not same:
-        print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
-        return 1
-    note = f"({_score(result, split)}; loaded again: same predictions)"
-    rows = [["checkpoint", str(checkpoint), note], ["plot", str(plot), ""]]
-    print(table([*rows, ["results", str(results), ""]]))
-    return 0
+    return report.print_files(folder, is_same, f"{_score(result, split)}; ")

@@ -12,8 +12,14 @@ from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.links import LINK_RECIPES, PARTS, LinkRecipe, check_links
 from flax_layers.training.models import RECIPES, Recipe, command_name
 from jax_gnn.cli import Commands, add_command, table
-from jax_gnn.datasets import GraphDataset, GraphsDataset, NodeDataset, RelationalDataset
-from jax_gnn.extend import known_formats, load_any
+from jax_gnn.datasets import (
+    GraphDataset,
+    GraphsDataset,
+    NodeDataset,
+    RelationalDataset,
+    known_formats,
+    load_any,
+)
 
 
 def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:

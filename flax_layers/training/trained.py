@@ -196,20 +196,19 @@ def regression_errors(
 class TrainedModel(Predictor):
     """A model and its training, the contents of a checkpoint.
 
-    Fields that the checkpoint of an older version lacks are None.
-
     Attributes:
         model: The model, in evaluation mode: a `Stack`, or where features are by type one after a
             `HeteroModel`. It takes graphs and features that are preprocessed already; `predict`
             takes datasets.
         preprocessing: Scaling of features and results; None is replaced by that of `config`.
         config: Settings of the training, among them the preprocessing.
-        data: Identity of the dataset of the training.
+        data: Identity of the dataset of the training; None where it is not known.
         label_names: Names of its classes; None also where it has none.
-        split: Nodes that the model was trained, chosen and tested on.
-        seed: Seed of split, initial parameters and dropout.
+        split: Nodes that the model was trained, chosen and tested on, or None.
+        seed: Seed of split, initial parameters and dropout, or None.
         version: Version of the library that trained it.
-        numbering: Names behind the numbers of relations, node types and nodes of its dataset.
+        numbering: Names behind the numbers of relations, node types and nodes of its dataset; None
+            takes all by number.
 
     Raises:
         TypeError: The model is none that can be trained, or not the model of the settings.
@@ -220,7 +219,7 @@ class TrainedModel(Predictor):
     label_names: tuple[str, ...] | None = None
     split: Split | None = None
     seed: int | None = None
-    version: str | None = __version__
+    version: str = __version__
     numbering: Numbering | None = None
 
     def __post_init__(self) -> None:
@@ -289,9 +288,11 @@ class TrainedModel(Predictor):
             raise data_error(
                 dataset, f"has {widths} {what}, the model takes {self.model.in_features}"
             )
-        # Names that an older checkpoint lacks were reported when it was read.
-        unreported = match.unnamed and self.numbering is not None
-        if unreported and (self.data is None or "structure" in self.differences(dataset)):
+        if (
+            match.unnamed
+            and self.numbering is not None
+            and (self.data is None or "structure" in self.differences(dataset))
+        ):
             match.warn()
         if devices > 1:
             graph, x, *weights = shard_inputs(graph, (x, *weights), devices, method)
@@ -310,10 +311,10 @@ class TrainedModel(Predictor):
         Relations, types and nodes are compared by name.
 
         Raises:
-            ValueError: The checkpoint was written by an older version, which did not store this.
+            ValueError: The data of the training are not known.
         """
         if self.data is None:
-            raise ValueError("the checkpoint lacks what its data are recognised by")
+            raise ValueError("the model lacks what its data are recognised by")
         with contextlib.suppress(ValueError):  # other names, hence another structure
             dataset = self.renumbered(dataset).dataset
         return self.data.differences(fingerprint(dataset))

@@ -225,8 +225,10 @@ def shared_library(platform: Platform = "cpu") -> str:
     """
     if not isinstance(platform, str) or platform not in STATUS:
         raise ValueError(f"platform must be one of {get_args(Platform)}, got {platform!r}")
-    if not STATUS[platform].available:
-        raise ValueError(f"platform {platform!r} has no kernels here: {STATUS[platform].reason}")
+    state = STATUS[platform]
+    if not state.available:
+        hint = f" ({state.hint})" if state.hint else ""
+        raise ValueError(f"platform {platform!r} has no kernels here: {state.reason}{hint}")
     return str(_module(platform).__file__)
 
 

@@ -11,6 +11,7 @@ can execute code, nor take more than 4,096 bytes of memory for each byte of the 
 which count as 64 KiB at least: sparse features that are too large as a dense array are refused.
 """
 
+from jax_gnn.datasets._any_data import known_formats, load_any
 from jax_gnn.datasets._csv import load_csv
 from jax_gnn.datasets._dataset import (
     GraphDataset,
@@ -45,7 +46,9 @@ __all__ = [
     "Split",
     "digits",
     "digits_graph",
+    "known_formats",
     "load_allset",
+    "load_any",
     "load_cornell",
     "load_csv",
     "load_gin",

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn._any_data import load_any
 from jax_gnn.datasets import (
     GraphDataset,
     GraphsDataset,
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
+    load_any,
 )
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.relational import RelationalGraph

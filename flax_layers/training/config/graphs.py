@@ -32,6 +32,7 @@ class GCNConfig(_WeightedConfig):
     """Settings of a `flax_layers.GCN`; those published for Planetoid's are Kipf and Welling's."""
 
     model: ClassVar[str] = "gcn"
+    title: ClassVar[str] = "graph convolutional network (GCN, Kipf and Welling 2017)"
     published: ClassVar[Mapping[str, Defaults]] = {
         "planetoid": {**_PLANETOID, "hidden_features": 16, "weight_decay_layers": "first"}
     }
@@ -41,6 +42,7 @@ class GINConfig(_WeightedConfig):
     """Settings of a `flax_layers.GIN`; on Planetoid's files those of a GCN."""
 
     model: ClassVar[str] = "gin"
+    title: ClassVar[str] = "graph isomorphism network (GIN, Xu et al. 2019)"
     published: ClassVar[Mapping[str, Defaults]] = {
         "planetoid": {**_PLANETOID, "learning_rate": 0.01}
     }
@@ -54,6 +56,7 @@ class SAGEConfig(_WeightedConfig):
     """Settings of a `flax_layers.SAGE`."""
 
     model: ClassVar[str] = "sage"
+    title: ClassVar[str] = "GraphSAGE over all neighbours (Hamilton et al. 2017)"
     reduce: Aggregation = setting("mean", "model", "reduction of a node's messages")
     project: bool = setting(False, "model", "a linear map and ReLU before each aggregation")
 
@@ -62,6 +65,7 @@ class GATConfig(SampledConfig, HeadsConfig):
     """Settings of a `flax_layers.GAT`; those published for Planetoid's are Veličković et al.'s."""
 
     model: ClassVar[str] = "gat"
+    title: ClassVar[str] = "graph attention network (GAT, Veličković et al. 2018)"
     published: ClassVar[Mapping[str, Defaults]] = {
         "planetoid": {
             "feature_normalization": "row",
@@ -82,6 +86,7 @@ class GATv2Config(GATConfig):
     """Settings of a `flax_layers.GATv2`; defaults as of a GAT."""
 
     model: ClassVar[str] = "gatv2"
+    title: ClassVar[str] = "graph attention network with dynamic scores (GATv2, Brody et al. 2022)"
     share_weights: bool = setting(False, "model", "one linear map for sources and destinations")
 
 
@@ -89,6 +94,7 @@ class GraphTransformerConfig(GATConfig):
     """Settings of a `flax_layers.GraphTransformer`; defaults as of a GAT."""
 
     model: ClassVar[str] = "transformer"
+    title: ClassVar[str] = "graph transformer (Shi et al. 2021)"
     gated: bool = setting(False, "model", "a gate weighs the skip connection against the messages")
 
 
@@ -129,6 +135,7 @@ class GINGraphConfig(GraphsConfig):
     """Settings of a `flax_layers.GINClassifier`; the defaults are those of its paper."""
 
     model: ClassVar[str] = "gin-graph"
+    title: ClassVar[str] = "graph isomorphism network with batch norms (GIN, Xu et al. 2019)"
     steps: int = 50
     graph_reduce: Readout = "sum"
     learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
@@ -138,12 +145,14 @@ class GCNGraphConfig(GraphsConfig):
     """Settings of a `flax_layers.GraphClassifier` of GCN's layers."""
 
     model: ClassVar[str] = "gcn-graph"
+    title: ClassVar[str] = "graph convolutional network (GCN, Kipf and Welling 2017) and a readout"
 
 
 class SAGEGraphConfig(GraphsConfig):
     """Settings of a `flax_layers.GraphClassifier` of GraphSAGE's layers."""
 
     model: ClassVar[str] = "sage-graph"
+    title: ClassVar[str] = "GraphSAGE over all neighbours (Hamilton et al. 2017) and a readout"
     reduce: Aggregation = setting("mean", "model", "reduction of a node's messages")
 
 
@@ -151,4 +160,5 @@ class GATGraphConfig(GraphsConfig):
     """Settings of a `flax_layers.GraphClassifier` of GAT's layers."""
 
     model: ClassVar[str] = "gat-graph"
+    title: ClassVar[str] = "graph attention network (GAT, Veličković et al. 2018) and a readout"
     heads: int = setting(4, "model", "heads of the convolutions", COUNT)

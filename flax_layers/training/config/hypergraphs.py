@@ -22,6 +22,7 @@ class HGNNPConfig(HypergraphConfig):
     """Settings of a `flax_layers.HGNNP`; hyperedge weights are exempt from weight decay."""
 
     model: ClassVar[str] = "hgnnp"
+    title: ClassVar[str] = "general hypergraph neural network (HGNN+, Gao et al. 2022)"
     weight_decay: float = 5e-3
     self_loops: SelfLoops = "isolated"
     learnable_hyperedge_weights: bool = setting(False, "model", "learn weights of the hyperedges")
@@ -31,6 +32,7 @@ class HGNNConfig(HGNNPConfig):
     """Settings of a `flax_layers.HGNN`: those of an HGNNP, which is the "row" of HGNN's."""
 
     model: ClassVar[str] = "hgnn"
+    title: ClassVar[str] = "hypergraph neural network (HGNN, Feng et al. 2019)"
     normalization: Normalization = setting(
         "symmetric", "model", "symmetric: Dv^-1/2 H W De^-1 H^T Dv^-1/2; row: Dv^-1 H W De^-1 H^T"
     )
@@ -48,12 +50,14 @@ class UniGINConfig(_UniGNNConfig):
     """Settings of a `flax_layers.UniGIN`."""
 
     model: ClassVar[str] = "unigin"
+    title: ClassVar[str] = "UniGIN (Huang and Yang 2021)"
 
 
 class UniSAGEConfig(_UniGNNConfig):
     """Settings of a `flax_layers.UniSAGE`."""
 
     model: ClassVar[str] = "unisage"
+    title: ClassVar[str] = "UniSAGE (Huang and Yang 2021)"
     node_reduce: Literal["sum", "mean"] = setting("sum", "model", "reduction of the hyperedges")
 
 
@@ -61,12 +65,14 @@ class UniGATConfig(HeadsConfig, _UniGNNConfig):
     """Settings of a `flax_layers.UniGAT`."""
 
     model: ClassVar[str] = "unigat"
+    title: ClassVar[str] = "UniGAT (Huang and Yang 2021)"
 
 
 class UniGCNIIConfig(HypergraphConfig):
     """Settings of a `flax_layers.UniGCNII`; the defaults are those of AllSet's comparison."""
 
     model: ClassVar[str] = "unigcnii"
+    title: ClassVar[str] = "UniGCNII (Huang and Yang 2021)"
     epochs: int = 500
     weight_decay: float = 0.01
     map_weight_decay: float = setting(
@@ -85,6 +91,7 @@ class HypergraphAttentionConfig(HeadsConfig, HypergraphConfig):
     """Settings of a `flax_layers.HypergraphAttention`."""
 
     model: ClassVar[str] = "hypergraph-attention"
+    title: ClassVar[str] = "hypergraph attention network (Bai et al. 2021)"
     degrees: Degrees = setting(
         "attention", "model", "summands of the degrees; those of attention make weighted means"
     )
@@ -94,6 +101,7 @@ class AllDeepSetsConfig(HypergraphConfig):
     """Settings of a `flax_layers.AllDeepSets`; the defaults are those of the authors' code."""
 
     model: ClassVar[str] = "alldeepsets"
+    title: ClassVar[str] = "deep-sets hypergraph network (AllDeepSets, Chien et al. 2022)"
     epochs: int = 500
     learning_rate: float = 0.001
     weight_decay: float = 0.0
@@ -107,4 +115,7 @@ class AllSetTransformerConfig(AllDeepSetsConfig):
     """Settings of a `flax_layers.AllSetTransformer`; defaults as of an AllDeepSets."""
 
     model: ClassVar[str] = "allsettransformer"
+    title: ClassVar[str] = (
+        "set-transformer hypergraph network (AllSetTransformer, Chien et al. 2022)"
+    )
     heads: int = setting(4, "model", "heads of each attention", COUNT)

@@ -93,12 +93,16 @@ class GCNLinkConfig(_EdgesConfig):
     """Settings of a `flax_layers.GCN` as encoder of a `flax_layers.GAE`."""
 
     model: ClassVar[str] = "gcn-link"
+    title: ClassVar[str] = (
+        "graph autoencoder of a graph convolutional network (GAE, Kipf and Welling 2016)"
+    )
 
 
 class SAGELinkConfig(_EdgesConfig):
     """Settings of a `flax_layers.SAGE` as encoder of a `flax_layers.GAE`."""
 
     model: ClassVar[str] = "sage-link"
+    title: ClassVar[str] = "graph autoencoder of GraphSAGE"
     reduce: Aggregation = setting("mean", "model", "reduction of a node's messages")
 
 
@@ -106,6 +110,7 @@ class GATLinkConfig(_EdgesConfig):
     """Settings of a `flax_layers.GAT` as encoder of a `flax_layers.GAE`."""
 
     model: ClassVar[str] = "gat-link"
+    title: ClassVar[str] = "graph autoencoder of a graph attention network"
     heads: int = setting(4, "model", "heads of all convolutions but the last, which has one", COUNT)
 
 
@@ -113,6 +118,9 @@ class RGCNLinkConfig(_FactsConfig):
     """Settings of a `flax_layers.RGCN` as encoder of a `flax_layers.LinkPredictor`."""
 
     model: ClassVar[str] = "rgcn-link"
+    title: ClassVar[str] = (
+        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)"
+    )
     num_bases: int = setting(
         0,
         "model",
@@ -133,5 +141,6 @@ class CompGCNLinkConfig(_FactsConfig):
     """Settings of a `flax_layers.CompGCN` as encoder of a `flax_layers.LinkPredictor`."""
 
     model: ClassVar[str] = "compgcn-link"
+    title: ClassVar[str] = "composition-based network (CompGCN, Vashishth et al. 2020)"
     embedding_features: int = 100
     composition: Composition = setting("mult", "model", "composition of nodes with relations")

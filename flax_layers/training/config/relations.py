@@ -31,6 +31,9 @@ class RGCNConfig(_RelationalConfig):
     """
 
     model: ClassVar[str] = "rgcn"
+    title: ClassVar[str] = (
+        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)"
+    )
     epochs: int = 50
     # As in the authors' code, only the first convolution decays.
     weight_decay: float = 0.0
@@ -68,6 +71,7 @@ class RGATConfig(_TypedConfig):
     """Settings of a `flax_layers.RGAT`, after a linear map for each type of nodes."""
 
     model: ClassVar[str] = "rgat"
+    title: ClassVar[str] = "relational graph attention network (RGAT, Busbridge et al. 2019)"
     weight_decay: float = 1e-4
     hidden_features: int = 128
     input_dropout_rate: float = 0.2
@@ -81,6 +85,7 @@ class HGTConfig(_TypedConfig):
     """Settings of a `flax_layers.HGT`, after a linear map for each type of nodes."""
 
     model: ClassVar[str] = "hgt"
+    title: ClassVar[str] = "heterogeneous graph transformer (HGT, Hu et al. 2020)"
     epochs: int = 300
     weight_decay: float = 1e-4
     learning_rate: float = 0.003

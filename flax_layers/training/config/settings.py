@@ -90,11 +90,16 @@ def setting(
 class Config:
     """Base of all settings, whose subclasses are frozen dataclasses.
 
+    Attributes:
+        model: Name of the model's recipe.
+        title: Name and origin of the model.
+
     Raises:
         ValueError: A value is out of range.
     """
 
     model: ClassVar[str]
+    title: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -17,14 +19,16 @@ from jax_gnn._core.arguments import (
     precision_level,
 )
 from jax_gnn._core.arrays import accumulator_dtype, promoted
+from jax_gnn._core.csr import segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.relational_aggregate import primitive
-from jax_gnn._ops.relational_aggregate.schedule import Counts, Method
+from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, sums_by_basis_pay
 from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_matrix
-from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
+from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages, total
+from jax_gnn._ops.spmm.api import spmm
 from jax_gnn.relational import RelationalGraph
 
 # Parts of a graph that a method needs.
@@ -34,15 +38,16 @@ _NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs"}
 @public
 def relational_aggregate(
     graph: RelationalGraph,
-    x: Float[ArrayLike, "num_src k"],
+    x: Float[ArrayLike, "num_src *batch k"],
     rhs: Float[ArrayLike, "num_relations k n"] | Float[ArrayLike, "num_relations n k"],
     weight: Real[ArrayLike, "num_edges"] | None = None,
     *,
+    coefficients: Float[ArrayLike, "num_relations num_bases"] | None = None,
     transpose_rhs: bool = False,
     method: Method | Literal["auto"] = "auto",
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
-) -> Float[Array, "num_dst n"]:
+) -> Float[Array, "num_dst *batch n"]:
     """Sum at each destination the sources' features times the weights of the edges' relations.
 
     ``out[i] = sum over the edges e = (j → i) of weight[e] · x[j] rhs[relation of e]``: the
@@ -56,11 +61,15 @@ def relational_aggregate(
 
     Args:
         graph: the graph, with at least one of its parts.
-        x: ``(num_src, k)`` source features: float16, bfloat16, float32 or float64.
+        x: ``(num_src, *batch, k)`` source features: float16, bfloat16, float32 or float64.
         rhs: ``(num_relations, k, n)``, a weight for each relation; ``(num_relations, n, k)`` with
             ``transpose_rhs``.
         weight: ``(num_edges,)`` in the graph's order of edges (`RelationalGraph.edge_values`); None
             means ones.
+        coefficients: ``(num_relations, num_bases)`` shares of bases in the weights of relations:
+            ``rhs`` then holds a matrix for each basis (R-GCN, equation 3). Either weights are mixed
+            from bases first, or messages are summed once for each basis; counts decide. None means
+            a weight for each relation.
         transpose_rhs: whether ``rhs`` holds transposed weights.
         method: ``"edges"``, ``"source_pairs"`` or ``"destination_pairs"`` demands one method, and
             its mirror image for derivatives; ``"auto"`` chooses by counts.
@@ -68,8 +77,8 @@ def relational_aggregate(
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        ``(num_dst, n)`` in the dtype that x and rhs promote to; half types accumulate in float32.
-        Destinations without edges get 0.
+        ``(num_dst, *batch, n)`` in the dtype that x and rhs promote to; half types accumulate in
+        float32. Destinations without edges get 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -86,15 +95,16 @@ def relational_aggregate(
     """
     graph = check_container("graph", graph, RelationalGraph)
     x = check_features("x", x, "num_src", graph.num_src)
-    rhs = check_features("rhs", rhs, "num_relations", graph.num_relations)
-    if x.ndim != 2:
-        raise ValueError(f"x must be (num_src={graph.num_src}, k), got shape {x.shape}")
+    coefficients, size_name, size = _check_coefficients(graph, coefficients)
+    rhs = check_features("rhs", rhs, size_name, size)
+    if x.ndim < 2:
+        raise ValueError(f"x must be (num_src={graph.num_src}, *batch, k), got shape {x.shape}")
     transpose_rhs = check_flag("transpose_rhs", transpose_rhs)
-    if rhs.ndim != 3 or rhs.shape[2 if transpose_rhs else 1] != x.shape[1]:
-        shape = "(num_relations, n, k)" if transpose_rhs else "(num_relations, k, n)"
+    if rhs.ndim != 3 or rhs.shape[2 if transpose_rhs else 1] != x.shape[-1]:
+        axes = "n, k" if transpose_rhs else "k, n"
         raise ValueError(
-            f"rhs must be {shape} with num_relations={graph.num_relations} and the k = "
-            f"{x.shape[1]} of x, got shape {rhs.shape}"
+            f"rhs must be ({size_name}, {axes}) with {size_name}={size} and the k = {x.shape[-1]} "
+            f"of x, got shape {rhs.shape}"
         )
     check_choice("method", method, ("auto", *get_args(Method)))
     part = _NEEDS.get(method)
@@ -104,18 +114,35 @@ def relational_aggregate(
             f"graph.with_parts({part!r}), got {graph}"
         )
     dtype = promoted(x.dtype, rhs.dtype)
+    rhs, level = rhs.astype(dtype), precision_level(precision)
+    # Products with bases are XLA's, with its own default of the precision.
+    if coefficients is not None:
+        coefficients = coefficients.astype(dtype)
+        if method == "auto" and not transpose_rhs and _sums_by_basis(graph, rhs, coefficients):
+            z = jnp.einsum("n...k,bkm->nb...m", x.astype(dtype), rhs, precision=precision)
+            return _sum_by_basis(graph, z, weight, coefficients, implementation)
+        rhs = jnp.tensordot(coefficients, rhs, 1, precision=precision)
     graph, weight = _messages(graph, weight, dtype)
-    result: Array = primitive.relational_aggregate(
-        x.astype(dtype),
-        rhs.astype(dtype),
-        weight,
-        graph.matrix(weighted=True),
-        transposed=transpose_rhs,
-        method=None if method == "auto" else method,
-        precision=precision_level(precision),
-        implementation=implementation,
-    )
-    return result
+    matrix = graph.matrix(weighted=True)
+
+    def aggregate(x: Array) -> Array:
+        result: Array = primitive.relational_aggregate(
+            x.astype(dtype),
+            rhs,
+            weight,
+            matrix,
+            transposed=transpose_rhs,
+            method=None if method == "auto" else method,
+            precision=level,
+            implementation=implementation,
+        )
+        return result
+
+    if x.ndim == 2:
+        return aggregate(x)
+    batch = x.shape[1:-1]
+    y = jax.vmap(aggregate, 1, 1)(x.reshape(x.shape[0], math.prod(batch), x.shape[-1]))
+    return y.reshape(y.shape[0], *batch, y.shape[-1])
 
 
 @public
@@ -124,6 +151,8 @@ def relational_lookup(
     table: Float[ArrayLike, "num_relations num_src n"],
     weight: Real[ArrayLike, "num_edges"] | None = None,
     *,
+    coefficients: Float[ArrayLike, "num_relations num_bases"] | None = None,
+    precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "num_dst n"]:
     """Sum at each destination the rows of a table for its edges' relations and sources.
@@ -136,6 +165,9 @@ def relational_lookup(
         graph: the graph; with its part ``"from_pairs"``, gradients need no sort.
         table: ``(num_relations, num_src, n)``: float16, bfloat16, float32 or float64.
         weight: ``(num_edges,)`` in the graph's order of edges; None means ones.
+        coefficients: ``(num_relations, num_bases)`` shares of bases in the tables of relations, as
+            in :func:`relational_aggregate`: ``table`` then holds a table for each basis.
+        precision: precision of the products with coefficients, as in `jax.lax.dot`.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -152,17 +184,67 @@ def relational_lookup(
         Array([0., 0., 4.], dtype=float32)
     """
     graph = check_container("graph", graph, RelationalGraph)
-    table = check_features("table", table, "num_relations", graph.num_relations)
+    coefficients, size_name, size = _check_coefficients(graph, coefficients)
+    table = check_features("table", table, size_name, size)
     if table.ndim != 3 or table.shape[1] != graph.num_src:
         raise ValueError(
-            f"table must be (num_relations={graph.num_relations}, num_src={graph.num_src}, n), got "
-            f"shape {table.shape}"
+            f"table must be ({size_name}={size}, num_src={graph.num_src}, n), got shape "
+            f"{table.shape}"
         )
+    precision_level(precision)  # checked
+    if coefficients is not None:
+        coefficients = coefficients.astype(table.dtype)
+        if _sums_by_basis(graph, table, coefficients, lookup=True):
+            z = table.swapaxes(0, 1)
+            return _sum_by_basis(graph, z, weight, coefficients, implementation)
+        table = jnp.tensordot(coefficients, table, 1, precision=precision)
     graph, weight = _messages(graph, weight, table.dtype)
     matrix = lookup_matrix(graph.matrix(weighted=True), graph.num_relations)
     rows = reshape(table, graph.num_relations * graph.num_src, table.shape[2])
     column = None if weight is None else weight[:, None]
     return reduce_messages(rows, column, matrix, "sum", implementation)
+
+
+def _check_coefficients(
+    graph: RelationalGraph, coefficients: ArrayLike | None
+) -> tuple[Array | None, str, int]:
+    """Return the shares of bases, and the name and the number of the weights beside them."""
+    size = graph.num_relations
+    if coefficients is None:
+        return None, "num_relations", size
+    coefficients = check_features("coefficients", coefficients, "num_relations", size)
+    if coefficients.ndim != 2:
+        raise ValueError(
+            f"coefficients must be (num_relations={size}, num_bases), got shape "
+            f"{coefficients.shape}"
+        )
+    return coefficients, "num_bases", coefficients.shape[1]
+
+
+def _sums_by_basis(
+    graph: RelationalGraph, bases: Array, coefficients: Array, *, lookup: bool = False
+) -> bool:
+    """Return whether a sum for each basis is faster than one with weights mixed from bases."""
+    mixed = jax.eval_shape(lambda a, b: jnp.tensordot(a, b, 1), coefficients, bases)
+    return sums_by_basis_pay(counts_of(graph, mixed), len(bases), lookup=lookup)
+
+
+def _sum_by_basis(
+    graph: RelationalGraph,
+    z: Array,
+    weight: ArrayLike | None,
+    coefficients: Array,
+    implementation: Implementation | None,
+) -> Array:
+    """Return the sums of rows ``(num_src, num_bases, *batch, n)`` over edges and bases."""
+    # Σ_r Σ_b c_rb V_b x = Σ_b (Σ_e c_rb V_b x): edges are weighted by their relation's shares.
+    types = types_matrix(graph._plain.matrix(weighted=True), graph.num_relations)
+    shares = gather(coefficients, types, implementation)
+    if weight is not None:
+        weight = _check_edge_weight(graph, weight)
+        dtype = accumulator_dtype(shares.dtype)
+        shares = shares.astype(dtype) * weight.astype(dtype)[:, None]
+    return spmm(graph.nodes, z, shares, implementation=implementation).sum(1)
 
 
 def _messages(
@@ -172,28 +254,43 @@ def _messages(
     acc = accumulator_dtype(dtype)
     column = None
     if weight is not None:
-        weight = check_real("weight", weight)
-        if weight.shape != (graph.num_edges,):
-            raise ValueError(
-                f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}"
-            )
-        column = weight.astype(acc)[:, None]
+        column = _check_edge_weight(graph, weight).astype(acc)[:, None]
     graph, column = graph._gated(column, acc)
     return graph, None if column is None else column[:, 0]
 
 
-def of_relations(
-    graph: RelationalGraph, values: Array, implementation: Implementation | None = None
-) -> Array:
-    """Return ``(num_edges, *features)``: the row of ``values`` of each edge's relation.
+def _check_edge_weight(graph: RelationalGraph, weight: ArrayLike) -> Array:
+    weight = check_real("weight", weight)
+    if weight.shape != (graph.num_edges,):
+        raise ValueError(f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}")
+    return weight
+
+
+def source_pair_rows(graph: RelationalGraph, x: Array, z: Array) -> tuple[Array, Array]:
+    """Return rows of x and z for each (source, relation) pair, as ``graph.from_pairs`` reads them.
+
+    Gradients are sums in a fixed order. Padding has rows of zeros.
 
     Args:
-        graph: the graph.
-        values: ``(num_relations, *features)``, whose gradient is a segment sum.
-        implementation: implementation of the kernels.
+        graph: the graph, with its part ``"from_pairs"``.
+        x: ``(num_src, *features)``, rows of the sources.
+        z: ``(num_relations, *features)``, rows of the relations.
+
+    Returns:
+        ``(num_src_pairs, *features)`` of the sources, and the same of the relations.
+
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 0], [0, 1], [1, 2], num_nodes=3)
+        >>> x, z = jnp.array([[5.0], [6.0], [7.0]]), jnp.array([[1.0], [2.0]])
+        >>> [rows.ravel() for rows in source_pair_rows(graph, x, z)]
+        [Array([5., 5.], dtype=float32), Array([1., 2.], dtype=float32)]
     """
-    matrix = types_matrix(graph._plain.matrix(weighted=True), graph.num_relations)
-    return gather(values, matrix, implementation)
+    pairs = graph.pair_src
+    if pairs is None:
+        raise ValueError(
+            f"graph lacks the part 'from_pairs': call with_parts('from_pairs'), got {graph}"
+        )
+    return total(x, pairs.gather), gather(z, segments(pairs.relations, graph.num_relations))
 
 
 def counts_of(graph: RelationalGraph, rhs: Array | jax.ShapeDtypeStruct) -> Counts:

@@ -297,17 +297,3 @@ def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -
         table = gathered(c.edges, size.n, c.relations * c.num_src)
         return by_basis < in_turn(mixing, table + once(size.edges + c.num_dst * size.n))
     return by_basis < mixing.time + expected(c)[_fastest(expected(c))]
-
-
-def blocks_pay(counts: Counts) -> bool:
-    """Return whether block-diagonal weights stay in blocks, whose products are narrow.
-
-    Blocks take 2 to 7 times as long as full weights (a CPU, MUTAG, 2 to 20 blocks of 5 to 32
-    features), so weights stay in blocks only if in full they have more numbers than all rows.
-
-    Args:
-        counts: sizes of the product with full weights.
-    """
-    c = Counts(**FAMILY.known(**counts._asdict()))
-    rows = [pairs for pairs in (c.source_pairs, c.destination_pairs) if pairs] or [c.edges]
-    return c.relations * c.k * c.n > 2 * min(rows) * (c.k + c.n)

@@ -227,7 +227,7 @@ def hgt_attention(
     weights: HGTWeights,
     *,
     heads: int,
-    pair_query: Float[ArrayLike, "num_dst pair_features"] | None = None,
+    pair_query: Float[ArrayLike, "num_dst pair_features"] | Callable[[], Array] | None = None,
     fold_query_into_key: bool = False,
     method: Method = "auto",
     precision: jax.lax.PrecisionLike = None,
@@ -252,7 +252,8 @@ def hgt_attention(
             nodes.
         heads: number of heads.
         pair_query: ``(num_dst, heads · d)`` queries of destinations, for keys by source pair, where
-            ``query`` is features since ``weights`` includes the map of nodes. None: ``query``.
+            ``query`` is features since ``weights`` includes the map of nodes; or a function that
+            returns them, called only if they are needed. None: ``query``.
         fold_query_into_key: whether keys by source pair are multiplied with the maps of queries, so
             that scores are their dots with the features ``query``: of one head, without biases.
         method: ``"source_pairs"``, ``"destination_pairs"``, or ``"auto"``: chosen by counts.
@@ -301,6 +302,8 @@ def hgt_attention(
             )
     plain_graph, scale = graph._gated(None, accumulator_dtype(value.dtype), heads)
     chosen = _parse_method(plain_graph, method, kernel, heads, implementation, dots=True)
+    if callable(pair_query):
+        pair_query = pair_query() if chosen == "source_pairs" else None
     if pair_query is not None:
         pair_query = _check_nodes("pair_query", pair_query, *dst).astype(value.dtype)
     args = _HGTArgs(

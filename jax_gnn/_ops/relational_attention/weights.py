@@ -16,12 +16,17 @@ from jax_gnn._core.public import public
 from jax_gnn._core.sharding import replicate
 
 
+@public
 class RelationMaps(NamedTuple):
     """Linear maps by relation: of rows of k features, or of heads with k features each.
 
     Attributes:
         kernel: ``(relations, k, heads · n)`` weights.
         bias: ``(relations, heads · n)``, or None.
+
+    Example:
+        >>> RelationMaps(jnp.ones((3, 4, 10)), jnp.zeros((3, 10))).kernel.shape
+        (3, 4, 10)
     """
 
     kernel: Array

@@ -21,10 +21,11 @@ from jax_gnn._core.arguments import (
     precision_level,
     to_array,
 )
-from jax_gnn._core.arrays import FLOATS, accumulator_dtype, promoted
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, feature_wise, promoted, row_wise
 from jax_gnn._core.csr import SparseMatrix, inverse_permutation, permutation
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import as_signed, at_most
+from jax_gnn._core.op import gradients_at_once
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Integer, Num
 from jax_gnn._ops.segment_matmul import primitive, xla
@@ -41,6 +42,55 @@ def is_tall(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
     """Return whether ``x @ kernel`` should be a segmented product of one group."""
     is_tall = x.ndim == 2 and at_most(TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
     return is_tall and precision is None and x.dtype == np.float32
+
+
+def row_matmul(
+    x: Array,
+    kernel: Array,
+    precision: jax.lax.PrecisionLike = None,
+    *,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    activation: Activation | None = None,
+) -> Array:
+    """Return ``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall.
+
+    Across devices, the gradients of x and of the kernel are scheduled together.
+
+    Args:
+        x: ``(rows, *batch, k)`` features.
+        kernel: ``(k, n)`` weights.
+        precision: precision of the product, as in `jax.lax.dot`.
+        scale: ``(rows,)`` factors; None means ones.
+        bias: ``(n,)`` biases; None means zeros.
+        activation: "relu", or None.
+
+    Example:
+        >>> row_matmul(jnp.ones((2, 3)), jnp.ones((3, 1)), scale=jnp.array([1.0, -1.0])).ravel()
+        Array([ 3., -3.], dtype=float32)
+    """
+    x, kernel = gradients_at_once(x, kernel)
+    if is_tall(x, kernel, precision):
+        y: Array = segment_matmul(
+            x,
+            kernel[None],
+            jnp.full((1,), x.shape[0], jnp.int32),
+            scale=scale,
+            bias=None if bias is None else bias[None],
+            activation=activation,
+        )
+        return y
+    # Scaling the narrower of x and y costs less. XLA fuses a scaling of x with the operation that
+    # made x, such as a dropout.
+    narrows = kernel.shape[0] > kernel.shape[1]
+    if scale is not None and not narrows:
+        x = row_wise(scale.astype(x.dtype), x) * x
+    y = jnp.matmul(x, kernel, precision=precision)
+    if scale is not None and narrows:
+        y = row_wise(scale.astype(y.dtype), y) * y
+    if bias is not None:
+        y = y + feature_wise(bias.astype(y.dtype), y)
+    return y if activation is None else jax.nn.relu(y)
 
 
 @public

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from jax_gnn.datasets import NodeDataset
+from jax_gnn.datasets._dataset import NodeDataset
+from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
 
 KNOWN = "; known are "  # precedes the list of formats in the error of a loader
-
-
-def _loaders() -> tuple[Callable[[str], NodeDataset], ...]:
-    # Imported when called: loaders import scipy, and `jax_gnn.extend`, which layers import, has
-    # this module for their commands.
-    from jax_gnn.datasets import load_graph, load_graphs, load_hypergraph, load_relational
-
-    return load_hypergraph, load_graph, load_graphs, load_relational
+LOADERS = load_hypergraph, load_graph, load_graphs, load_relational
 
 
 def load_any(source: str) -> list[NodeDataset]:
@@ -29,7 +20,7 @@ def load_any(source: str) -> list[NodeDataset]:
     """
     datasets: list[NodeDataset] = []
     errors = []
-    for load in _loaders():
+    for load in LOADERS:
         try:
             datasets.append(load(source))
         except (ImportError, OSError, ValueError) as error:
@@ -46,7 +37,7 @@ def load_any(source: str) -> list[NodeDataset]:
 def known_formats() -> dict[str, str]:
     """Map each format of any loader to its description, as the loaders' errors list them."""
     formats: dict[str, str] = {}
-    for load in _loaders():
+    for load in LOADERS:
         try:
             load("no/such/data")
         except FileNotFoundError as error:
