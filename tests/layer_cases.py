@@ -296,7 +296,7 @@ LAYERS = {
     "HypergraphAttention-attr": layer_case(
         layers.HypergraphAttention,
         HYPERGRAPH,
-        options={"degrees": "attention"},
+        options={"heads": 2, "concat": False, "degrees": "attention"},
         hyperedge_features=X,
     ),
     "UniGIN": layer_case(layers.UniGIN, HYPERGRAPH, options=EPS),
@@ -307,7 +307,9 @@ LAYERS = {
     "UniSAGE-min": layer_case(layers.UniSAGE, HYPERGRAPH, options={"node_reduce": "min"}),
     "UniGAT": layer_case(layers.UniGAT, HYPERGRAPH, options={"heads": 2, **DROPS}),
     "UniGAT-skip": layer_case(
-        layers.UniGAT, HYPERGRAPH, options={"residual": True, "l2_normalize": True}
+        layers.UniGAT,
+        HYPERGRAPH,
+        options={"heads": 2, "concat": False, "residual": True, "l2_normalize": True},
     ),
     "UniGCNII": layer_case(layers.UniGCNII, HYPERGRAPH),
     "AllDeepSets": layer_case(layers.AllDeepSets, HYPERGRAPH, options={"reduce": "mean"}),
