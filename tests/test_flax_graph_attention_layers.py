@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import awkward_edges, check_dropout, double, linear
+from layer_cases import awkward_edges, check_dropout, check_gradient, double, linear
 
 from flax_layers import GAT, GATConv, GATv2, GATv2Conv, GraphTransformer, TransformerConv
 from jax_gnn import Graph
@@ -48,11 +48,11 @@ def assert_close(actual, expected):
 
 
 def leaky(z: np.ndarray, slope: float) -> np.ndarray:
-    return np.where(z > 0, z, slope * z)
+    return np.where(z.real > 0, z, slope * z)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max(0))
+    powers = np.exp(scores - scores.real.max(0))
     return powers / powers.sum(0)
 
 
@@ -177,6 +177,18 @@ def test_equals_the_formula(layer, options, has_attr, graph):
     expected = REFERENCES[layer](conv, graph, x, attr=attr)
     assert_close(conv(graph, x, attr), expected)
     assert_close(nnx.jit(conv)(graph, x, attr), expected)
+
+
+@pytest.mark.parametrize(("layer", "options"), OPTIONS)
+def test_gradients_are_slopes(layer, options, graph, rng):
+    with jax.enable_x64(True):
+        check_gradient(
+            rng,
+            make(layer, 4, 6, edge_in_features=3, param_dtype=jnp.float64, **options),
+            lambda conv, x, attr: conv(graph, x, attr),
+            lambda conv, x, attr: REFERENCES[layer](conv, graph, x, attr=attr),
+            *(rng.normal(size=(rows, width)) for rows, width in ((9, 4), (graph.num_edges, 3))),
+        )
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
