@@ -404,21 +404,26 @@ for _reduce in ("sum", "mean"):
         f"finished spmm {_reduce}",
         functools.partial(finished_spmm, reduce=_reduce),
         square,
-        *("numbers rows width", *["weights rows"] * 3, "numbers rows width", "numbers width"),
+        "numbers rows width",
+        *["weights rows"] * 3,
+        "numbers rows width",
+        "numbers width",
     )
 for _reduce in ("sum", "max"):
     enter(
         f"index_segment_reduce {_reduce}",
         functools.partial(index_segment_reduce, reduce=_reduce),
         lambda draw, size: (draw.anything(size.entries, size.cols), sorted_ids(draw, size)),
-        *("numbers cols width", "weights entries"),
+        "numbers cols width",
+        "weights entries",
     )
 for _op in ("dot", "add"):
     enter(
         f"sddmm {_op}",
         lambda _, graph, a, b, op=_op: jax_gnn.sddmm(graph, a, b, op=op),
         bipartite,
-        *("numbers rows heads depth", "numbers cols heads depth"),
+        "numbers rows heads depth",
+        "numbers cols heads depth",
     )
 
 
@@ -435,7 +440,9 @@ for _kind in ("additive", "gatv2", "dot"):
         f"attention {_kind}",
         functools.partial(attention, kind=_kind),
         bipartite,
-        *("numbers rows heads depth", "numbers cols heads depth", "numbers one heads depth"),
+        "numbers rows heads depth",
+        "numbers cols heads depth",
+        "numbers one heads depth",
         "weights entries heads",
     )
 
@@ -530,7 +537,12 @@ for _weighted in (True, False):
     enter(
         f"primitive segment_select {'weighted' if _weighted else 'plain'}",
         functools.partial(segment_select, weighted=_weighted),
-        *(matrix, ROWS, COLS, COLS, OF_ENTRIES, OF_ENTRIES),
+        matrix,
+        ROWS,
+        COLS,
+        COLS,
+        OF_ENTRIES,
+        OF_ENTRIES,
     )
 enter("primitive sddmm_select", sddmm_select, matrix, ROWS, COLS, ROWS, COLS, OF_ENTRIES)
 enter("primitive segment_reduce_vjp", segment_reduce_vjp, matrix, COLS, OF_ENTRIES, ROWS)
@@ -567,7 +579,10 @@ for _directed in (False, True):
         f"hypergraph_aggregate {'directed' if _directed else 'undirected'}",
         functools.partial(hypergraph_aggregate, epilogue=_directed),
         functools.partial(hypergraph, directed=_directed),
-        *(ROWS, "weights cols", "weights rows", "weights rows"),
+        ROWS,
+        "weights cols",
+        "weights rows",
+        "weights rows",
     )
 enter("normalized hypergraph_aggregate", normalized_aggregate, hypergraph, ROWS)
 enter("hypergraph stages", hypergraph_stages, hypergraph, ROWS, "weights entries")
@@ -608,18 +623,28 @@ for _activation in ("none", "gelu"):
     enter(
         f"segment_matmul {_activation}",
         functools.partial(segment_matmul, activation={"none": None}.get(_activation, _activation)),
-        *(groups, "numbers entries k", RHS, BIAS),
+        groups,
+        "numbers entries k",
+        RHS,
+        BIAS,
     )
 enter("segment_outer", segment_outer, groups, "numbers entries k", "numbers entries n")
 enter(
     "segment_matmul of listed rows",
     listed_matmul,
-    *(groups_of_listed_rows, "numbers rows k", RHS, BIAS, "factors entries"),
+    groups_of_listed_rows,
+    "numbers rows k",
+    RHS,
+    BIAS,
+    "factors entries",
 )
 enter(
     "segment_outer of listed rows",
     listed_outer,
-    *(groups_of_listed_pairs, "numbers rows k", "numbers cols n", "factors entries"),
+    groups_of_listed_pairs,
+    "numbers rows k",
+    "numbers cols n",
+    "factors entries",
 )
 
 
@@ -689,7 +714,10 @@ for _way, (_method, _parts) in {
     enter(
         f"relational_aggregate {_way}",
         functools.partial(relational_aggregate, method=_method),
-        *(_graph, "numbers cols k", "numbers relations k n", "factors entries"),
+        _graph,
+        "numbers cols k",
+        "numbers relations k n",
+        "factors entries",
     )
     if _way in ("by_sorting", "by_source_pairs"):
         _table = "numbers relations cols k"
