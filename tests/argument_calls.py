@@ -62,6 +62,7 @@ FLOATS_ANY_ROWS: list[Bad] = [
     *COMPLEX,
     *TRUTH,
     ("integers", lambda x: x.astype(np.int32)),
+    # A dtype that segmented products take, and sums do not.
     ("float8", lambda x: jnp.asarray(x, jnp.float8_e4m3fn)),
 ]
 FLOATS = [*FLOATS_ANY_ROWS, *SHAPES]
@@ -75,6 +76,7 @@ IDS_ANY_ROWS: list[Bad] = [
     ("a matrix", lambda x: x[:, None]),
 ]
 IDS = [*IDS_ANY_ROWS, *SHAPES]
+# Ids on the host are checked by value, traced ones are padding.
 HOST_IDS = [*IDS, ("-1", lambda x: x * 0 - 1), ("2³¹", lambda x: np.full(len(x), 2**31))]
 OFFSET = [
     *_without(IDS_ANY_ROWS, "a scalar"),
@@ -88,6 +90,7 @@ INTEGER: list[Bad] = [
     ("nan", lambda x: float("nan")),
     ("a list", lambda x: [3]),
     ("an array", lambda x: np.array([3, 4])),
+    # Beyond 64 bits, of which the error must be no OverflowError.
     ("2⁷⁰", lambda x: 2**70),
 ]
 SIZE = [*INTEGER, ("-1", lambda x: -1), ("-2⁷⁰", lambda x: -(2**70))]
@@ -142,6 +145,7 @@ TYPES = HeteroGraph.from_edges({("a", "r", "b"): np.stack([SRC, DST])}, {"a": 4,
 SPARSE = scipy.sparse.coo_array((np.ones(2), (np.array([0, 2]), np.array([1, 0]))), shape=(4, 3))
 X, Y = ones(4, 2), ones(3, 2)  # of sources or nodes, of destinations or hyperedges
 OF_DST, OF_SRC, OF_EDGES = ones(3), ones(4), ones(4)
+# All sizes differ, so that a transposed operand never fits by chance.
 HEADS_DST, HEADS_SRC, HEADS = ones(3, 2, 5), ones(4, 2, 5), ones(2, 5)
 LHS, RHS = ones(6, 3), ones(2, 3, 4)
 SIZES, PLACES = np.array([2, 3], np.int32), np.arange(6, dtype=np.int32)

@@ -280,6 +280,7 @@ def traced_call(model, sizes: dict[str, Any]) -> Callable[..., Any]:
         return layer(**arguments)
 
     def traced(**arguments) -> Any:  # not computed
+        # Checks of arguments are those of tracing; layers compute nothing here.
         return jax.eval_shape(lambda: apply(arguments))
 
     return signed(traced, model.__call__)

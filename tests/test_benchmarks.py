@@ -254,6 +254,7 @@ def test_a_picture_shows_what_the_tables_say():
     assert floor[case["workload"]][place] == pytest.approx(ours["floor_fraction"])
     assert times[case["workload"]][place] == pytest.approx(ours["median_us"])
     assert means["peer 7"][columns.index(("fwd", "float32", 32))] is None
+    # Without other cases, a map has one row.
     document["cases"] = [case]
     columns = report._columns(document)
     *_, floor, _ = report._maps(document, columns, report.OURS).values()
@@ -313,6 +314,7 @@ PROBLEMS = {
 @pytest.fixture(params=["all of it", "a part"])
 def tiny(request, monkeypatch):
     """A graph whose features come from a pool that repeats; perhaps too large to check whole."""
+    # Fewer rows than the graph has nodes.
     monkeypatch.setattr(problems, "POOL_ROWS", 7)
     for module in (problems, *PROBLEMS):
         for name in ("features", "_weights"):
@@ -401,6 +403,7 @@ def test_candidates_of_a_checkout_get_its_path(tmp_path):
     ],
 )
 def test_published_kernels_are_skipped_where_there_is_none(peer, mode, width, dtype, reasons):
+    # A row has more edges than scores fit the shared memory of a block.
     graph = hub(20_000)  # more edges of a row than scores fit a block
     (family,) = (f for f in bench_edge_attention.OP.families if f.name == peer)
     case = Case("hub", width, dtype, mode)
@@ -650,6 +653,7 @@ def flushes(begin: int) -> list[tuple[int, int, int]]:
 
 
 def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
+    # A kernel of a call may have the name of a flush.
     compute = [*flushes(0), (2, 50, 60), (1, 61, 64), (2, 70, 75), *flushes(100), (2, 200, 203)]
     record = profile(events(*compute), events((3, 62, 90)), events((2, 0, 9000)))
     kernels = profiling.profiled_kernels(record)
@@ -683,6 +687,7 @@ def test_timers_run_the_calls_in_turn(monkeypatch):
     order: list[str] = []
     monkeypatch.setattr(timing, "TURN", 0.0)
     timer = timing.WallTimer(lambda name: order.append(name))
+    # Candidates take turns, so that a slow minute is shared by all.
     samples = timer.measure({"a": lambda: "a", "b": lambda: "b"}, repeats=2)
     assert order == ["a", "a", "b", "b"] * 2
     assert {name: len(of) for name, of in samples.items()} == {"a": 2, "b": 2}
@@ -745,6 +750,7 @@ def test_plain_twins_are_repeatable_and_as_described(in_columns):
     np.testing.assert_array_equal(opposite.cols, first.rows[first.order])
     for graph in (first, opposite):
         np.testing.assert_array_equal(np.diff(graph.indptr), np.bincount(graph.rows, minlength=500))
+    # Only one side of a power law has large degrees.
     largest = [np.diff(graph.indptr).max() for graph in (first, opposite)]
     assert largest[in_columns] > 100 > 30 > largest[not in_columns]
 

@@ -515,6 +515,7 @@ def test_corrupt_file(tmp_path, capsys):
 def test_too_few_labels(featureless, tmp_path, capsys):
     with np.load(featureless) as arrays:
         changed = {name: arrays[name] for name in arrays.files}
+    # Two labels leave none to validate on.
     changed["y"] = np.where(np.arange(40) < 2, changed["y"], -1).astype(np.int32)
     path = tmp_path / "unlabelled.npz"
     np.savez(path, **changed)
@@ -606,6 +607,7 @@ def raising(error):
 
 def test_any_error_is_one_line(data, tmp_path, monkeypatch, capsys):
     arguments = small(data, "--output", str(tmp_path / "out"))
+    # A message of two lines must be printed as one.
     monkeypatch.setattr(run_nodes, "train", raising(KeyError("one\nother")))
     assert user_error(capsys, arguments) == "jax-gnn: error: KeyError: 'one\\nother'\n"
     with monkeypatch.context() as context, pytest.raises(KeyError):
@@ -656,6 +658,7 @@ def test_results_of_a_run_are_kept(data, tmp_path, monkeypatch, capsys):
 
 
 def test_full_disk_is_one_line(data, tmp_path, monkeypatch, capsys):
+    # As the operating system reports it, with the file that did not fit.
     full = OSError(errno.ENOSPC, "No space left on device", "checkpoint")
     monkeypatch.setattr(run_nodes, "save_checkpoint", raising(full))
     folder = tmp_path / "out"
@@ -930,6 +933,7 @@ def test_links(model, tmp_path, capsys):
     assert cli.main(["predict", *arguments]) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "by number" in line]
     assert line.startswith("jax-gnn: warning: dataset 'shifts' is not that")
+    # A node more, which the model has no embedding of.
     write_links(path, num_nodes=25)
     assert cli.main(["predict", *arguments]) == 2
     assert "has 25 nodes and 3 relations, the model 24 and 3" in capsys.readouterr().err

@@ -67,6 +67,7 @@ def formula(conv, triples, x, z, edge_weight=None) -> tuple[np.ndarray, np.ndarr
     for e in range(len(src)):
         message = composed(conv.composition, x[src[e]], z[rel[e]])
         y[dst[e]] += factor[e] * message @ kernel[inverse[e]]
+    # Three sums: along edges, against them, and the node itself.
     y = y / 3 + (0 if conv.bias is None else double(conv.bias))
     return y, z @ double(conv.relation_kernel)
 
@@ -86,6 +87,7 @@ def outputs(conv, graph, padded, x, z, edge_weight):
 @pytest.mark.parametrize(("norm", "width"), [("symmetric", 4), ("mean", 5), ("sum", 4)])
 def test_conv_equals_the_formula(triples, rng, composition, norm, width):
     graph = graph_of(triples)
+    # Nodes keep their number, as features have no padded rows here.
     padded = graph.pad(num_edges=50, num_src_pairs=45)
     weight = rng.uniform(0.5, 2, EDGES)
     conv = make(CompGCNConv, width, 6, composition=composition, normalization=norm)

@@ -124,6 +124,7 @@ def test_bases_mixed_or_summed_one_by_one(triples, rng, monkeypatch, self_relati
     conv = make(RGCNConv, 4, 6, num_bases=2)
     check_weighted(conv, graph, triples, rng)
     # Nodes without features are one-hot.
+    # A lookup of rows in place of products.
     conv = make(RGCNConv, NUM_NODES, 6, num_bases=3)
     assert_close(nnx.jit(conv)(graph), formula(conv, triples, np.eye(NUM_NODES)))
 
@@ -177,6 +178,7 @@ def test_no_features(triples):
 
 
 def test_bipartite(rng):
+    # Sources are other nodes than destinations, whose features come second.
     src, dst, rel = rng.integers(0, 5, 20), rng.integers(0, NUM_NODES, 20), rng.integers(0, 4, 20)
     graph = RelationalGraph.from_triples(
         src, rel, dst, num_src=5, num_dst=NUM_NODES, num_relations=RELATIONS

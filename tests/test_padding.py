@@ -55,6 +55,7 @@ class Edges(NamedTuple):
         if kind == "graph":
             return Graph.from_edges(src, dst, num_nodes=self.nodes, **options)
         if kind == "hypergraph":
+            # As many hyperedges as nodes, for layers that have a weight for each.
             sizes = {"num_nodes": self.nodes, "num_hyperedges": self.nodes}
             return Hypergraph.from_incidence(src, dst, **sizes, **options)
         options |= {"inverse": kind == "inverse"}
@@ -65,6 +66,7 @@ def padded(rng, container, edges) -> Any:
     """Pad each size by nothing, a few, or as many as there are."""
 
     def grown(size) -> int:
+        # Sizes that stay, and sizes in other blocks of a kernel.
         return size + int(rng.choice([0, 1, 7, size // 2, size]))
 
     if isinstance(container, Graph):

@@ -415,6 +415,7 @@ def test_few_and_many_blocks(rng, k, n, dtype, kernel, implementation):
     On Hopper, rows are written in words of 16, 8, 4 and 2 bytes, and in several pieces.
     """
     rows, nodes, groups = 900, 250, 9
+    # The default precision, as a block for each tile has no exact variant.
     tolerance = 3e-3 if dtype == "float32" else TOLERANCE[dtype]  # of TF32
     _, rhs, _ = operands_of(rng, 1, groups, k, n, dtype)
     lhs, all_rows = (rng.normal(size=(of, k)).astype(rhs.dtype) for of in (nodes, rows))
@@ -454,6 +455,7 @@ def test_few_and_many_blocks(rng, k, n, dtype, kernel, implementation):
 def test_many_and_few_groups(rng, rows, groups):
     k, n = 33, 40
     lhs, rhs, ct = operands_of(rng, rows, groups, k, n, "float32")
+    # Even groups, then a few that have nearly all rows.
     for shares in (rng.dirichlet(np.ones(groups)), rng.dirichlet(np.full(groups, 0.02))):
         sizes = rng.multinomial(rows, shares).astype(np.int32)
         of_row = np.repeat(np.arange(groups), sizes)
@@ -507,6 +509,7 @@ def test_sizes_may_be_anything(rng, dtype, implementation):
     rows, groups = 60, 9
     lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
     limits = np.iinfo(dtype)
+    # Five draws of sizes in each mode.
     for x64 in 5 * ("int64", "float32"):
         sizes = rng.choice(np.array([0, 3, 10, 70, limits.max, limits.min], dtype), groups)
         members = membership(sizes, rows, 0, groups)
@@ -522,6 +525,7 @@ def test_rows_of_no_group_are_zero(rng, implementation):
     lhs, rhs, ct = operands_of(rng, 40, 5, 8, 9, "float32")
     sizes = np.array([7, 0, -3, 9, 4], np.int32)
     for unread in (np.nan, np.inf):
+        # Sizes of 7, 9 and 4 leave the last 20 rows to no group.
         lhs[20:] = ct[20:] = unread
         with setting(implementation):
             for activation in (None, "relu", "silu", "gelu", "tanh"):
@@ -542,6 +546,7 @@ def test_any_offset(rng, offset, implementation):
     sizes = sizes_of(rng, "padding", rows, 7)
     members = membership(sizes, rows, offset, groups)
     with setting(implementation):
+        # Offsets of Python are checked before JAX narrows them.
         fits = LIMITS.min <= offset <= LIMITS.max
         for argument in (
             offset,
@@ -806,6 +811,7 @@ def test_precision_reaches_kernels(precision, exact):
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_nothing_is_held_beside_operands_and_results(use_bias):
     """Temporary memory is at most 1 % of operands and results forward, 5 % backward."""
+    # So large that a copy of the rows exceeds the share.
     rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
     shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
     lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
@@ -907,6 +913,7 @@ def test_groups_sharded(rng, implementation):
     split, everywhere = PartitionSpec("devices"), PartitionSpec()
 
     def local(lhs, rhs, bias, sizes):
+        # Each device holds consecutive groups, and counts those before them.
         first = jax.lax.axis_index("devices") * rhs.shape[0]
         y = segment_matmul(lhs, rhs, sizes, bias=bias, group_offset=first, precision=EXACT)
         return jax.lax.psum(y, "devices")
