@@ -114,25 +114,32 @@ def dropout_rates(kind) -> list[str]:
     return [name for name in kind.__init__.__annotations__ if "dropout_rate" in name]
 
 
-@pytest.mark.parametrize("kind", [*filter(dropout_rates, CLASSES)])
-def test_dropout_masks_depend_on_keys_alone(kind):
+@pytest.mark.parametrize(
+    ("kind", "rate"), [(kind, rate) for kind in CLASSES for rate in dropout_rates(kind)]
+)
+def test_dropout_masks_depend_on_keys_alone(kind, rate):
+    """Each rate by itself, as another one would hide a mask that is missing."""
     case = CLASSES[kind]
-    rates = dropout_rates(kind)
-    layer = make(case, **dict.fromkeys(rates, 0.5))
-    run = nnx.jit(functools.partial(call, case), static_argnames="deterministic")
+    no_dropout = dict.fromkeys(dropout_rates(kind), 0.0)
+    layer, without = make(case, **no_dropout | {rate: 0.5}), make(case, **no_dropout)
     (x,), key = as_dtype(case.operands, jnp.float32), jax.random.key(1)
 
-    def equal(a, b) -> bool:
-        return jax.tree.all(jax.tree.map(np.array_equal, a, b))
+    @nnx.jit
+    def results(layer, without):
+        run = functools.partial(call, case, layer, x, case.named)
+        # A key given to a call decides the mask, whatever the layer's own stream.
+        masked = run(rngs=key), run(rngs=key, deterministic=False)
+        evaluating = nnx.clone(layer)
+        evaluating.eval()
+        evaluated = [call(case, model, x, case.named) for model in (evaluating, without)]
+        return (run(), run()), masked, (*evaluated, run(deterministic=True))
 
-    assert not equal(run(layer, x, case.named), run(layer, x, case.named))
-    # A key given to a call decides the mask, whatever the layer's own stream.
-    masked = run(layer, x, case.named, rngs=key)
-    assert equal(masked, run(layer, x, case.named, rngs=key, deterministic=False))
-    evaluated = run(layer, x, case.named, deterministic=True)
-    assert equal(evaluated, run(make(case, **dict.fromkeys(rates, 0.0)), x, case.named))
-    layer.eval()
-    assert equal(evaluated, run(layer, x, case.named))
+    def equal(first, *others) -> bool:
+        return all(jax.tree.all(jax.tree.map(np.array_equal, first, y)) for y in others)
+
+    drawn, masked, evaluated = results(layer, without)
+    assert not equal(*drawn)
+    assert equal(*masked) and equal(*evaluated)
 
 
 @every_class
