@@ -302,7 +302,6 @@ CASES = [
     case(AllSetTransformerConv, reference_allsettransformer),
     case(AllSetTransformerConv, reference_allsettransformer, heads=2, mlp_layers=3),
 ]
-ONE_OF_EACH = list({case.layer: case for case in CASES}.values())
 
 
 def assert_close(actual, expected, tolerance: float = 3e-5):
