@@ -208,9 +208,13 @@ def test_attention_dropout(layer, graph):
     evaluated = check_dropout(conv, graph, x)
     assert_close(evaluated, REFERENCES[layer](conv, graph, x))
     # The mean over masks is the result without dropout, within six standard errors.
-    draws = [
-        double(conv(graph, x, deterministic=False, rngs=jax.random.key(i))) for i in range(400)
-    ]
+    keys = jax.random.split(jax.random.key(0), 400)
+
+    @jax.jit
+    def draw(keys):
+        return jax.lax.map(lambda key: conv(graph, x, deterministic=False, rngs=key), keys)
+
+    draws = np.asarray(draw(keys), np.float64)
     spread = np.std(draws, axis=0) / 20
     assert (np.abs(np.mean(draws, axis=0) - evaluated) < 6 * spread + 1e-5).all()
 
