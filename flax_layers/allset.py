@@ -33,7 +33,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
-from jax_gnn.extend import Side, check_choice, check_instance, check_number
+from jax_gnn.extend import Side, check_choice, check_finite, check_instance
 
 SetAggregation = Literal["sum", "mean"]
 
@@ -282,7 +282,7 @@ class AllSetTransformerConv(AllSetTransformerOptions, _AllSetConv):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
         check_heads(self.heads, self.out_features)
-        check_number("negative_slope", self.negative_slope)
+        check_finite("negative_slope", self.negative_slope)
         self.to_hyperedges = _AttentionPooling(self.in_features, self, factory)
         self.to_nodes = _AttentionPooling(self.out_features, self, factory)
 

@@ -42,11 +42,13 @@ def softmax(score, valid, rows, size) -> tuple[Any, Any]:
         rows: ``(entries,)`` rows; any number for entries that are left out.
         size: number of rows.
     """
+    # Entries of no row are summed in a row behind the last.
     at = jnp.where((rows >= 0) & (rows < size), rows, size)
     tops = jax.ops.segment_max(jnp.where(valid, score, -jnp.inf), at, size + 1)
     tops = jax.lax.stop_gradient(jnp.where(jnp.isfinite(tops), tops, 0))
     powers = jnp.where(valid, jnp.exp(jnp.where(valid, score - tops[at], 0)), 0)
     sums = jax.ops.segment_sum(powers, at, size + 1)
+    # Empty rows have logarithm 0 in place of -inf, which would spoil gradients.
     sums, tops = jnp.where(sums > 0, sums, 1), jnp.where(sums > 0, tops, 0)
     return powers / sums[at], (jnp.log(sums) + tops)[:size]
 

@@ -108,6 +108,7 @@ def check_gradient(
     def plain_loss(params, *arrays) -> np.ndarray:
         return np.sum(formula(nnx.merge(graphdef, params, static), *arrays) * probe)
 
+    # One slope of the formula for each direction, however many parameters there are.
     leaves, structure = jax.tree.flatten(values)
     gradients = jax.tree.leaves(gradient(*values))
     for _ in range(3):
@@ -179,6 +180,7 @@ def layer_case(
     """Return the case of a layer that takes a graph, features and named operands."""
     sizes = {"in_features": WIDTH, "out_features": 2 * WIDTH}
     if issubclass(kind, layers.Stack):
+        # A hidden width equal to the input keeps skip connections in use.
         sizes = {"in_features": WIDTH, "hidden_features": WIDTH, "out_features": 3}
     arguments = sizes | (options or {})
 
@@ -296,7 +298,7 @@ LAYERS = {
     "HypergraphAttention-attr": layer_case(
         layers.HypergraphAttention,
         HYPERGRAPH,
-        options={"degrees": "attention"},
+        options={"heads": 2, "concat": False, "degrees": "attention"},
         hyperedge_features=X,
     ),
     "UniGIN": layer_case(layers.UniGIN, HYPERGRAPH, options=EPS),
@@ -307,7 +309,9 @@ LAYERS = {
     "UniSAGE-min": layer_case(layers.UniSAGE, HYPERGRAPH, options={"node_reduce": "min"}),
     "UniGAT": layer_case(layers.UniGAT, HYPERGRAPH, options={"heads": 2, **DROPS}),
     "UniGAT-skip": layer_case(
-        layers.UniGAT, HYPERGRAPH, options={"residual": True, "l2_normalize": True}
+        layers.UniGAT,
+        HYPERGRAPH,
+        options={"heads": 2, "concat": False, "residual": True, "l2_normalize": True},
     ),
     "UniGCNII": layer_case(layers.UniGCNII, HYPERGRAPH),
     "AllDeepSets": layer_case(layers.AllDeepSets, HYPERGRAPH, options={"reduce": "mean"}),

@@ -37,11 +37,13 @@ def random_triples(rng: np.random.Generator, scenario: str) -> Triples:
         rel[:] = rng.integers(RELATIONS)
     if scenario == "duplicates":
         rel[size // 2 :] = rel[: size // 2]
+    # An edge is padding if any of its three ids is out of range.
     if scenario == "padding":
         where = rng.choice(size, size // 8, replace=False)
         rel[where] = rng.choice([*OUT_OF_RANGE, RELATIONS], len(where))
     sizes = incidence.num_left, incidence.num_right
     triples = Triples(incidence.left, rel, incidence.right, *sizes)
+    # The order of the container, so that edge weights of references need no permutation.
     order = np.lexsort((triples.src, triples.rel, triples.dst, ~triples.valid))
     return Triples(triples.src[order], rel[order], triples.dst[order], *sizes)
 

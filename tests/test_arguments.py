@@ -54,6 +54,9 @@ MODEL_SIZES = CONV_SIZES | {
 }
 GRAPH_CALL = {"graph": GRAPH, "x": X}
 HYPERGRAPH_CALL = {"hypergraph": HYPERGRAPH, "x": X}
+ATTENTION_SIZES = CONV_SIZES | {"edge_in_features": F}
+ATTENTION_CALL = GRAPH_CALL | {"edge_features": EDGE_FEATURES}
+FUSED_CALL = HYPERGRAPH_CALL | {"activation": "relu"}
 HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
 # By layer: arguments of the sizes, options, and arguments of the call.
 MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -61,7 +64,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         flax_layers.GCNConv,
         CONV_SIZES,
         {},
-        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT, "node_scale": NODE_WEIGHT},
+        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT, "node_scale": NODE_WEIGHT, "activation": "relu"},
     ),
     (
         flax_layers.GINConv,
@@ -73,10 +76,10 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         flax_layers.SAGEConv,
         CONV_SIZES,
         {"reduce": "max"},
-        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT},
+        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT, "activation": "relu"},
     ),
     *(
-        (layer, CONV_SIZES, HEADS | options, GRAPH_CALL)
+        (layer, ATTENTION_SIZES, HEADS | options, ATTENTION_CALL)
         for layer, options in (
             (flax_layers.GATConv, {"add_self_loops": True}),
             (flax_layers.GATv2Conv, {"share_weights": False, "add_self_loops": True}),
@@ -84,15 +87,17 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ),
     (
         flax_layers.TransformerConv,
-        CONV_SIZES,
+        ATTENTION_SIZES,
         {"heads": 1, "gated": True, "self_weight": True, "attention_dropout_rate": 0.5},
-        GRAPH_CALL,
+        ATTENTION_CALL,
     ),
     (
         flax_layers.HGNNConv,
         CONV_SIZES,
         {"normalization": "row"},
-        HYPERGRAPH_CALL | {"hyperedge_weight": NODE_WEIGHT, "incidence_weight": EDGE_WEIGHT},
+        HYPERGRAPH_CALL
+        | {"hyperedge_weight": NODE_WEIGHT, "incidence_weight": EDGE_WEIGHT}
+        | {"activation": "relu"},
     ),
     (
         flax_layers.HGNNPConv,
@@ -106,12 +111,12 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         HEADS | {"softmax_by": "node", "degrees": "ones"},
         HYPERGRAPH_CALL | {"hyperedge_weight": NODE_WEIGHT, "hyperedge_features": X},
     ),
-    (flax_layers.UniGINConv, CONV_SIZES, {"hyperedge_reduce": "max", "eps": 0.0}, HYPERGRAPH_CALL),
+    (flax_layers.UniGINConv, CONV_SIZES, {"hyperedge_reduce": "max", "eps": 0.0}, FUSED_CALL),
     (
         flax_layers.UniSAGEConv,
         CONV_SIZES,
         {"hyperedge_reduce": "max", "node_reduce": "sum"},
-        HYPERGRAPH_CALL,
+        FUSED_CALL,
     ),
     (flax_layers.UniGATConv, CONV_SIZES, HEADS, HYPERGRAPH_CALL),
     (
@@ -275,6 +280,7 @@ def traced_call(model, sizes: dict[str, Any]) -> Callable[..., Any]:
         return layer(**arguments)
 
     def traced(**arguments) -> Any:  # not computed
+        # Checks of arguments are those of tracing; layers compute nothing here.
         return jax.eval_shape(lambda: apply(arguments))
 
     return signed(traced, model.__call__)
@@ -432,7 +438,40 @@ TAKEN = {
     ("LinkPredictor made", "encoder", "None"),
 }
 # Arguments that this layer needs, though their default is None.
-NEEDED = {("RGATConv called", "edge_features"), ("RGCNConv called", "x"), ("RGCN called", "x")}
+NEEDED = {
+    *((f"{name} called", "x") for name in ("RGCNConv", "RGCN")),
+    *(
+        (f"{name} called", "edge_features")
+        for name in ("GATConv", "GATv2Conv", "TransformerConv", "RGATConv")
+    ),
+}
+# Faults of layers' options and operands, beside objects.
+SIZE_FAULTS: list[Bad] = [("0", lambda x: 0), ("-1", lambda x: -1)]
+RATE_FAULTS: list[Bad] = [("1.5", lambda x: 1.5), ("-0.5", lambda x: -0.5)]
+WORD_FAULTS: list[Bad] = [("another word", lambda x: "median")]
+SLOPE_FAULTS: list[Bad] = [("infinity", lambda x: np.inf), ("nan", lambda x: np.nan)]
+ROW_FAULTS: list[Bad] = [("a row less", lambda x: np.asarray(x)[:-1])]
+WEIGHT_FAULTS = [*ROW_FAULTS, ("a matrix", lambda x: x[:, None])]
+FEATURE_FAULTS = [
+    *ROW_FAULTS,
+    ("a column less", lambda x: x[:, 1:]),
+    ("a vector", lambda x: x[:, 0]),
+]
+LAYER_FAULTS: dict[str, list[Bad]] = {
+    **dict.fromkeys(("in_features", "out_features", "hidden_features", "features"), SIZE_FAULTS),
+    **dict.fromkeys(("num_layers", "num_relations", "num_types", "num_bases"), SIZE_FAULTS),
+    **dict.fromkeys(("mlp_features", "mlp_layers", "num_hyperedges", "num_steps"), SIZE_FAULTS),
+    **dict.fromkeys(("heads", "edge_in_features", "layer", "k", "num_features"), SIZE_FAULTS),
+    **dict.fromkeys(("dropout_rate", "input_dropout_rate", "attention_dropout_rate"), RATE_FAULTS),
+    **dict.fromkeys(("reduce", "hyperedge_reduce", "node_reduce", "normalization"), WORD_FAULTS),
+    **dict.fromkeys(("softmax_by", "degrees", "attention", "softmax", "method"), WORD_FAULTS),
+    **{"composition": WORD_FAULTS, "activation": WORD_FAULTS, "negative_slope": SLOPE_FAULTS},
+    **dict.fromkeys(("edge_weight", "hyperedge_weight", "node_scale"), WEIGHT_FAULTS),
+    **{"incidence_weight": ROW_FAULTS, "lamda": SIZE_FAULTS, "alpha": RATE_FAULTS},
+    **dict.fromkeys(
+        ("x", "x0", "edge_features", "hyperedge_features", "relations"), FEATURE_FAULTS
+    ),
+}
 
 
 def faulty_values(name: str, argument: str) -> list[Bad]:
@@ -440,6 +479,8 @@ def faulty_values(name: str, argument: str) -> list[Bad]:
         return ways(name, argument)
     needed = (name, argument) in NEEDED or not takes_none(CALLS[name].function, argument)
     faulty = OBJECTS + ops.NONE * needed
+    if name.split(" ")[0] in {model.__name__ for model, *_ in MODELS}:
+        faulty += LAYER_FAULTS.get(argument, [])
     return [bad for bad in faulty if (name, argument, bad[0]) not in TAKEN]
 
 

@@ -110,7 +110,9 @@ def entries_of(
     elif spread == "sparse":
         rows, cols = rows // 7 * 7, cols // 5 * 5
     rows, numbers = np.sort(rows), np.arange(count)
+    # Half of the graphs have no padding at all, as those of users.
     padding = rng.random(count) < rng.choice([0, 0.2] if sizes is None else [0.2])
+    # Ids below 0 and past the end, in one array.
     by_row = np.where(padding, np.where(numbers % 2, -1, num_cols), cols)
     col_ids = np.where(padding & (numbers % 3 == 0), -1, cols)
     order = np.argsort(col_ids, kind="stable")
@@ -120,6 +122,7 @@ def entries_of(
         Csr(ids(*col_ids[order]), ids(*by_col), ids(*order), num_rows=num_cols),
     )
     col_types = np.sort(rng.integers(0, RELATIONS, num_cols))
+    # Columns of no relation, as padded nodes are.
     col_types[num_cols - num_cols // 8 :] = -1
     types = np.where(rng.random(count) < 0.1, rng.choice([-1, RELATIONS]), col_types[cols])
     return Entries(matrix, ids(*types), ids(*col_types))
@@ -401,6 +404,7 @@ def check_kernels(
     operands = typed(operands_of(rng, form, entries), form, dtype)
     rows, cols, _ = sizes_of(entries)
     cts = rng.normal(size=(rows, form.heads * form.features)), rng.normal(size=(rows, form.heads))
+    # The logarithms of denominators have a gradient in half of the draws.
     cts = cts[: rng.integers(1, 3)]
     cts = tuple(x.astype(np.float16).astype(jnp.dtype(dtype)) for x in cts)
     dirty, csr = {name: x.copy() for name, x in operands.items()}, entries.matrix.by_row

@@ -58,6 +58,7 @@ def reference(
         return np.where(z.real >= 0, z, 0.2 * z)
 
     for row in range(edges.num_dst):
+        # Scores are small, so that no maximum is subtracted and complex steps pass.
         edge_ids = np.flatnonzero(edges.valid & (edges.dst == row))
         src_ids = edges.src[edge_ids]
         bias = 0 if edge_bias is None else edge_bias[edge_ids]
@@ -116,6 +117,7 @@ def attention_spec(kind: str, *options: str) -> OpSpec:
                 shape = len(edges.src), *shape
                 unread = ~edges.valid.reshape(-1, *[1] * (len(shape) - 1))
             elif name not in ("attention", "scale"):
+                # A row is padding if no edge reads it at its side.
                 of_dst = ROLES.get(name) == "dst"
                 ids, size = ((edges.src, edges.num_src), (edges.dst, edges.num_dst))[of_dst]
                 shape = size, *shape
@@ -230,6 +232,7 @@ def test_derivatives(rng, of_edges, kind, implementation):
 
     primals, directions = operands(), operands()
     if of_edges == "edge_bias":
+        # Destinations 0 and 1 have masked edges only.
         masked = (rng.random((150, 2)) < 0.3) | (np.asarray(graph.rows)[:, None] < 2)
         primals[of_edges][masked] = -np.inf
     of_gradients = form == Form("additive", "edge_scale") and implementation == IMPLEMENTATIONS[0]
@@ -287,6 +290,7 @@ def test_no_array_has_a_row_for_each_edge(rng, kind):
             sizes += [variable.aval.size for variable in equation.outvars]
         return sizes
 
+    # A score for each edge and head is what attention must keep.
     by_head = 2 * graph.num_edges
     _, vjp = jax.vjp(tested, *operands)  # holds ids of edges, but no scores
     assert max(leaf.size for leaf in jax.tree.leaves(vjp)) < by_head
@@ -380,6 +384,7 @@ def test_no_heads_and_no_features(rng, kind, implementation):
         with setting(implementation):
             y, lse = KINDS[kind](graph, *inputs, third, return_lse=True)
         assert y.shape == (12, heads, features)
+        # Without features all scores are 0: a denominator is the number of edges.
         with np.errstate(divide="ignore"):
             want = np.log(np.bincount(np.asarray(graph.rows), minlength=12))
         want = np.broadcast_to(want[:, None], (12, heads))

@@ -61,6 +61,7 @@ def test_hypergcn_reads_python_2(tmp_path):
     assert_good(tmp_path)
     # The bytes of its arrays are strings too; those of -1 are above 127.
     shutil.rmtree(tmp_path / "splits")
+    # -1 has bytes above 127, which text would decode.
     y = np.array([2, 0, 1, 0, -1], "<i2")
     bytes_opcode, string_opcode = b"C\x0a" + y.tobytes(), b"U\x0a" + y.tobytes()
     assert bytes_opcode in pickle.dumps(y, 3)
@@ -72,6 +73,7 @@ def test_hypergcn_reads_python_2(tmp_path):
 
 def test_default_dictionaries_forget_their_factory(tmp_path):
     write(tmp_path)
+    # The pickle names a factory, which could be any function.
     hypergraph = defaultdict(list, {"a": [0, 1, 3], "b": [2]})
     for protocol in range(5):
         dump(tmp_path / "hypergraph.pickle", hypergraph, protocol)

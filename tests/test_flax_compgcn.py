@@ -67,6 +67,7 @@ def formula(conv, triples, x, z, edge_weight=None) -> tuple[np.ndarray, np.ndarr
     for e in range(len(src)):
         message = composed(conv.composition, x[src[e]], z[rel[e]])
         y[dst[e]] += factor[e] * message @ kernel[inverse[e]]
+    # Three sums: along edges, against them, and the node itself.
     y = y / 3 + (0 if conv.bias is None else double(conv.bias))
     return y, z @ double(conv.relation_kernel)
 
@@ -86,6 +87,7 @@ def outputs(conv, graph, padded, x, z, edge_weight):
 @pytest.mark.parametrize(("norm", "width"), [("symmetric", 4), ("mean", 5), ("sum", 4)])
 def test_conv_equals_the_formula(triples, rng, composition, norm, width):
     graph = graph_of(triples)
+    # Nodes keep their number, as features have no padded rows here.
     padded = graph.pad(num_edges=50, num_src_pairs=45)
     weight = rng.uniform(0.5, 2, EDGES)
     conv = make(CompGCNConv, width, 6, composition=composition, normalization=norm)
@@ -96,21 +98,6 @@ def test_conv_equals_the_formula(triples, rng, composition, norm, width):
     assert_close(plain, expected)
     assert_close(of_padded, expected)
     assert_close(weighted, formula(conv, triples, double(x), double(z), weight))
-
-
-@pytest.mark.parametrize("composition", COMPOSITIONS)
-def test_batches_and_dtypes(triples, composition):
-    graph, conv = graph_of(triples), make(CompGCNConv, 4, 6, composition=composition)
-    x, z = node_and_relation_features(4, 2)
-    y, _ = nnx.jit(conv)(graph, x, z)
-    for i in range(2):
-        expected, _ = formula(conv, triples, double(x)[:, i], double(z))
-        np.testing.assert_allclose(y[:, i], expected, rtol=2e-5, atol=2e-5)
-    conv = make(CompGCNConv, 4, 6, composition=composition, dtype=jnp.bfloat16)
-    y, w = nnx.jit(conv)(graph, x[:, 0], z)
-    assert y.dtype == w.dtype == jnp.bfloat16
-    expected, _ = formula(conv, triples, double(x)[:, 0], double(z))
-    np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.1, rtol=0.1)
 
 
 @pytest.mark.parametrize("composition", COMPOSITIONS)
@@ -153,22 +140,9 @@ def test_model_equals_two_convolutions(triples):
     assert not np.array_equal(model(graph, x, z, deterministic=False, rngs=key)[0], expected[0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_relations": 3}, "num_relations must be even, relations and their inverses, got 3"),
-        ({"in_features": 0}, "in_features must be positive"),
-        ({"composition": "add"}, "composition must be one of 'sub', 'mult', 'corr', got 'add'"),
-        (
-            {"normalization": "max"},
-            "normalization must be one of .*, got 'max'",
-        ),
-    ],
-)
-def test_bad_construction(arguments, message):
-    sizes = {"in_features": 4, "out_features": 6, "num_relations": 4}
-    with pytest.raises(ValueError, match=message):
-        CompGCNConv(**sizes | arguments, rngs=nnx.Rngs(0))
+def test_inverse_relations_make_their_number_even():
+    with pytest.raises(ValueError, match=r"num_relations must be even, .* got 3"):
+        CompGCNConv(4, 6, num_relations=3, rngs=nnx.Rngs(0))
 
 
 def test_bad_calls(triples):
@@ -181,11 +155,5 @@ def test_bad_calls(triples):
     with pytest.raises(ValueError, match="graph lacks the part 'from_pairs'"):
         conv(graph_of(triples, parts=("to_pairs",)), x, z)
     graph = graph_of(triples)
-    with pytest.raises(ValueError, match=r"x must have shape .*\(7, ..., 4\), got \(7, 3\)"):
-        conv(graph, x[:, :3], z)
-    with pytest.raises(ValueError, match=r"relations must have shape .*\(6, ..., 4\), got \(5, 4"):
-        conv(graph, x, z[:5])
-    with pytest.raises(ValueError, match=r"edge_weight must have shape \(num_edges,\)"):
-        conv(graph, x, z, jnp.ones(3))
     with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph"):
         conv(graph.nodes, x, z)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import awkward_edges, check_dropout, double, linear
+from layer_cases import awkward_edges, check_dropout, check_gradient, double, linear
 
 from flax_layers import GAT, GATConv, GATv2, GATv2Conv, GraphTransformer, TransformerConv
 from jax_gnn import Graph
@@ -49,11 +48,11 @@ def assert_close(actual, expected):
 
 
 def leaky(z: np.ndarray, slope: float) -> np.ndarray:
-    return np.where(z > 0, z, slope * z)
+    return np.where(z.real > 0, z, slope * z)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max(0))
+    powers = np.exp(scores - scores.real.max(0))
     return powers / powers.sum(0)
 
 
@@ -180,6 +179,18 @@ def test_equals_the_formula(layer, options, has_attr, graph):
     assert_close(nnx.jit(conv)(graph, x, attr), expected)
 
 
+@pytest.mark.parametrize(("layer", "options"), OPTIONS)
+def test_gradients_are_slopes(layer, options, graph, rng):
+    with jax.enable_x64(True):
+        check_gradient(
+            rng,
+            make(layer, 4, 6, edge_in_features=3, param_dtype=jnp.float64, **options),
+            lambda conv, x, attr: conv(graph, x, attr),
+            lambda conv, x, attr: REFERENCES[layer](conv, graph, x, attr=attr),
+            *(rng.normal(size=(rows, width)) for rows, width in ((9, 4), (graph.num_edges, 3))),
+        )
+
+
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 @pytest.mark.parametrize("has_attr", [False, True])
 def test_bipartite(layer, has_attr, edges):
@@ -191,46 +202,19 @@ def test_bipartite(layer, has_attr, edges):
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
-def test_batch_axes_and_vmap(layer, graph):
-    conv = make(layer, 4, 6, heads=2, edge_in_features=EDGE_FEATURES)
-    x, attr = features(4, 2), features(EDGE_FEATURES, 2, rows=graph.num_edges)
-    expected = np.stack([conv(graph, x[:, i], attr[:, i]) for i in range(2)], axis=1)
-    assert_close(conv(graph, x, attr), expected)
-    mapped = jax.vmap(lambda x, attr: conv(graph, x, attr), in_axes=1, out_axes=1)(x, attr)
-    assert_close(mapped, expected)
-
-
-@pytest.mark.parametrize("layer", CONVOLUTIONS)
-def test_padding_changes_nothing(layer, graph):
-    conv = make(layer, 4, 6, heads=2, edge_in_features=EDGE_FEATURES)
-    padded = graph.pad(num_nodes=12, num_edges=40)
-    attr = features(EDGE_FEATURES, rows=graph.num_edges)
-    padded_attr = jnp.concatenate([attr, jnp.zeros((40 - graph.num_edges, EDGE_FEATURES))])
-
-    def loss(conv, graph, x, attr):
-        return jnp.sum(conv(graph, x, attr)[:NUM_NODES] ** 2)
-
-    x = features(4)
-    padded_x = jnp.concatenate([x, jnp.zeros((3, 4))])
-    got = nnx.value_and_grad(loss, argnums=(0, 2))(conv, padded, padded_x, padded_attr)
-    want = nnx.value_and_grad(loss, argnums=(0, 2))(conv, graph, x, attr)
-    want = (want[0], (want[1][0], jnp.pad(want[1][1], ((0, 3), (0, 0)))))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-4, 2e-4), got, want)
-    # Padding may hold NaN where nothing is differentiated.
-    dirty = padded_x.at[NUM_NODES:].set(jnp.nan), padded_attr.at[graph.num_edges :].set(jnp.nan)
-    assert_close(conv(padded, *dirty)[:NUM_NODES], conv(graph, x, attr))
-
-
-@pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_attention_dropout(layer, graph):
     conv = make(layer, 4, 6, heads=2, attention_dropout_rate=0.5)
     x = features(4)
     evaluated = check_dropout(conv, graph, x)
     assert_close(evaluated, REFERENCES[layer](conv, graph, x))
     # The mean over masks is the result without dropout, within six standard errors.
-    draws = [
-        double(conv(graph, x, deterministic=False, rngs=jax.random.key(i))) for i in range(400)
-    ]
+    keys = jax.random.split(jax.random.key(0), 400)
+
+    @jax.jit
+    def draw(keys):
+        return jax.lax.map(lambda key: conv(graph, x, deterministic=False, rngs=key), keys)
+
+    draws = np.asarray(draw(keys), np.float64)
     spread = np.std(draws, axis=0) / 20
     assert (np.abs(np.mean(draws, axis=0) - evaluated) < 6 * spread + 1e-5).all()
 
@@ -245,40 +229,16 @@ def test_models_stack_convolutions(model_class, graph):
     for number, convolution in enumerate(model.convolutions, start=1):
         y = convolution(graph, between(y) if number > 1 else y)
     assert_close(model(graph, x, deterministic=True), y)
-    grads = nnx.grad(lambda m: jnp.mean(m(graph, x, deterministic=True) ** 2))(model)
-    for path, gradient in nnx.to_flat_state(grads):
-        assert np.any(gradient[...]), path
-
-
-@pytest.mark.parametrize("layer", CONVOLUTIONS)
-def test_dtypes(layer, graph):
-    x = features(4)
-    half = layer(4, 6, heads=2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    single = layer(4, 6, heads=2, rngs=nnx.Rngs(0))
-    y = half(graph, x)
-    assert y.dtype == jnp.bfloat16
-    np.testing.assert_allclose(y.astype(jnp.float32), single(graph, x), rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize(
     ("layer", "arguments", "message"),
     [
-        *(
-            (layer, {name: 0}, f"{name} must be positive, got 0")
-            for layer, name in itertools.product(
-                CONVOLUTIONS, ("in_features", "out_features", "heads", "edge_in_features")
-            )
-        ),
         *((layer, {"heads": 4}, "heads must divide out_features") for layer in CONVOLUTIONS),
         *(
             (layer, {"in_features": (2, 2, 2)}, "in_features must be a number or a pair")
             for layer in CONVOLUTIONS
         ),
-        *(
-            (layer, {"attention_dropout_rate": 2.0}, r"attention_dropout_rate must lie in \[0, 1\]")
-            for layer in CONVOLUTIONS
-        ),
-        (GATConv, {"negative_slope": np.inf}, "negative_slope must be finite, got inf"),
         (GATv2Conv, {"in_features": (2, 3), "share_weights": True}, "share_weights needs"),
         (TransformerConv, {"gated": True, "self_weight": False}, "gated needs the skip connection"),
     ],
@@ -291,18 +251,10 @@ def test_bad_construction(layer, arguments, message):
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_bad_call(layer, graph):
     conv = make(layer, 4, 6)
-    for shape in ((9, 5), (8, 4), (4,)):
-        with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got \("):
-            conv(graph, jnp.ones(shape))
     with pytest.raises(ValueError, match=r"x\[1\] must have shape \(num_dst, .*got \(8, 4\)"):
         conv(graph, (features(4), jnp.ones((8, 4))))
     with pytest.raises(ValueError, match="edge_features must be given if edge_in_features is"):
         conv(graph, features(4), jnp.ones((graph.num_edges, 2)))
-    with_edges = make(layer, 4, 6, edge_in_features=2)
-    with pytest.raises(ValueError, match="edge_features must be given if edge_in_features is"):
-        with_edges(graph, features(4))
-    with pytest.raises(ValueError, match=r"edge_features must have shape \(num_e.*got \(3, 2\)"):
-        with_edges(graph, features(4), jnp.ones((3, 2)))
     with pytest.raises(ValueError, match="x must be a pair"):
         make(layer, (4, 5), 6)(graph, features(4))
     with pytest.raises(ValueError, match="graph must have its destinations among its sources"):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from layer_cases import (
-    check_dropout,
     check_gradient,
     double,
     inverse,
@@ -303,7 +302,6 @@ CASES = [
     case(AllSetTransformerConv, reference_allsettransformer),
     case(AllSetTransformerConv, reference_allsettransformer, heads=2, mlp_layers=3),
 ]
-ONE_OF_EACH = list({case.layer: case for case in CASES}.values())
 
 
 def assert_close(actual, expected, tolerance: float = 3e-5):
@@ -318,15 +316,6 @@ def test_conv_equals_the_formula(case, sizes, hypergraph, incidence):
     expected = case.expected(conv, incidence, x)
     assert expected.shape == (NUM_NODES, case.out_features(sizes))
     assert_close(run(case, conv, hypergraph, x), expected)
-
-
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
-def test_conv_without_bias(case, hypergraph, incidence):
-    conv = case.make(4, 6, use_bias=False)
-    with_bias = case.make(4, 6, use_bias=True)
-    paths = [{path for path, _ in nnx.to_flat_state(nnx.state(c))} for c in (conv, with_bias)]
-    assert paths[0] < paths[1]
-    assert np.isfinite(case.call(conv, hypergraph, features(4))).all()
 
 
 @pytest.mark.parametrize("degrees", ["ones", "attention"])
@@ -415,43 +404,6 @@ def test_attention_forms_no_messages(hypergraph):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_batch_axes_and_vmap(case, hypergraph):
-    conv = case.make(4, 6)
-    x = features(4, 2)
-    results = [run(case, conv, hypergraph, np.asarray(x)[:, i]) for i in range(2)]
-    expected = np.stack(results, axis=1)
-
-    @jax.jit
-    def batched(x):
-        mapped = jax.vmap(lambda x: case.call(conv, hypergraph, x), in_axes=1, out_axes=1)
-        return case.call(conv, hypergraph, x), mapped(x)
-
-    for actual in batched(x):
-        assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_padding_changes_nothing(case, hypergraph):
-    conv = case.make(4, 6)
-    learnable = dict(case.options).get("num_hyperedges")  # counts padding
-    padded = hypergraph.pad(num_nodes=12, num_hyperedges=learnable or 8, num_incidences=70)
-    x = features(4)
-
-    @jax.jit
-    @functools.partial(jax.grad, has_aux=True)
-    def gradient_and_value(x, hypergraph):
-        y = case.call(conv, hypergraph, x)[:NUM_NODES]
-        return jnp.sum(y**2), y
-
-    # Padding rows may hold NaN; gradients are compared with zeros there.
-    junk, zeros = (np.pad(x, ((0, 3), (0, 0)), constant_values=value) for value in (np.nan, 0))
-    expected_gradient, expected = gradient_and_value(x, hypergraph)
-    assert_close(gradient_and_value(junk, padded)[1], expected)
-    gradient = gradient_and_value(zeros, padded)[0]
-    assert_close(gradient, np.pad(expected_gradient, ((0, 3), (0, 0))), 1e-4)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_are_slopes(case, hypergraph, incidence, rng):
     with jax.enable_x64(True):
         check_gradient(
@@ -463,126 +415,27 @@ def test_gradients_are_slopes(case, hypergraph, incidence, rng):
         )
 
 
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
-def test_one_trace_for_equal_shapes(case, hypergraph, incidence):
-    conv = case.make(4, 6)
-    traces = []
-
-    @jax.jit
-    def apply(hypergraph: Hypergraph, x: jax.Array) -> jax.Array:
-        traces.append(None)
-        return case.call(conv, hypergraph, x)
-
-    first, second = apply(hypergraph, features(4)), apply(
-        from_dense(incidence[::-1]), features(4)[::-1]
-    )  # fmt: skip
-    assert len(traces) == 1
-    assert_close(first, second[::-1])
-    assert_close(first, case.expected(conv, incidence, features(4)))
-
-
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
-def test_dtypes(case, hypergraph):
-    x = features(4)
-    single, half = case.make(4, 6), case.make(4, 6, dtype=jnp.bfloat16)
-    assert {p.dtype for p in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}
-    float16_conv = case.make(4, 6, param_dtype=jnp.float16)
-    integers = np.ones((NUM_NODES, 4), np.int32)
-
-    @nnx.jit
-    def results(single, half, float16_conv, x):
-        return (
-            case.call(single, hypergraph, x),
-            case.call(half, hypergraph, x),
-            case.call(float16_conv, hypergraph, x),
-            case.call(float16_conv, hypergraph, x.astype(jnp.float16)),
-            conv_of_integers(case, single, hypergraph, integers),
-        )
-
-    expected, y, from_float32, from_float16, from_integers = results(single, half, float16_conv, x)
-    assert y.dtype == jnp.bfloat16
-    assert expected.dtype == jnp.float32
-    np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=0.1, atol=0.1)
-    assert {p.dtype for p in jax.tree.leaves(nnx.state(float16_conv, nnx.Param))} == {
-        jnp.dtype("float16")
-    }
-    assert from_float32.dtype == from_integers.dtype == jnp.float32
-    assert from_float16.dtype == jnp.float16
-
-
-def conv_of_integers(case, conv, hypergraph, x):
-    extra = (x,) if case.layer is UniGCNIIConv else ()
-    return conv(hypergraph, x, *extra)
-
-
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
-def test_bad_shapes(case, hypergraph):
-    conv = case.make(4, 6)
-    for shape in [(9, 5), (8, 4), (4,)]:
-        with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got "):
-            case.call(conv, hypergraph, jnp.ones(shape))
-
-
 def test_bad_call_of_one_layer(hypergraph):
     x = features(4)
     conv = HypergraphAttentionConv(4, 6, rngs=nnx.Rngs(0))
-    for attr, message in [
-        (
-            (5, 4),
-            r"hyperedge_features must have shape .*hyperedges.*\(6, ..., 4\), got \(5, 4\)",
-        ),
-        ((6, 2, 4), r"hyperedge_features and x must have the same batch axes"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            conv(hypergraph, x, None, jnp.ones(attr))
-    with pytest.raises(ValueError, match=r"hyperedge_weight must have shape .*\(6,\), got \(5,\)"):
-        conv(hypergraph, x, jnp.ones(5))
+    with pytest.raises(ValueError, match="hyperedge_features and x must have the same batch axes"):
+        conv(hypergraph, x, None, jnp.ones((6, 2, 4)))
     directed = Hypergraph.from_directed([0], [0], [1], [0], num_nodes=9, num_hyperedges=6)
     with pytest.raises(ValueError, match="hypergraph must not be directed"):
         conv(directed, x)
     conv = UniGCNIIConv(4, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"x0 must have shape .*\(9, ..., 4\), got \(9, 3\)"):
-        conv(hypergraph, x, jnp.ones((9, 3)))
     with pytest.raises(ValueError, match=r"x0 must have the shape \(9, 2, 4\) of x, got \(9, 4\)"):
         conv(hypergraph, features(4, 2), x)
 
 
-@pytest.mark.parametrize(
-    ("layer", "options", "message"),
-    [
-        *((c.layer, {"in_features": 0}, "features must be positive, got 0") for c in ONE_OF_EACH),
-        (HGNNConv, {"out_features": -1}, "out_features must be positive, got -1"),
-        (HGNNConv, {"num_hyperedges": 0}, "num_hyperedges must be positive, got 0"),
-        (HGNNConv, {"normalization": "both"}, "normalization must be .*'row'.*got 'both'"),
-        (UniGINConv, {"hyperedge_reduce": "median"}, "hyperedge_reduce must be one of .*'median'"),
-        (UniSAGEConv, {"node_reduce": "prod"}, "node_reduce must be one of .* got 'prod'"),
-        (UniGATConv, {"heads": 4}, "heads must divide out_features, .* heads=4 and out_features=6"),
-        (UniGATConv, {"heads": 0}, "heads must be positive, got 0"),
-        (UniGATConv, {"concat": False, "heads": 0}, "heads must be positive, got 0"),
-        (UniGATConv, {"negative_slope": math.nan}, "negative_slope must be finite, got nan"),
-        (
-            HypergraphAttentionConv,
-            {"attention_dropout_rate": 1.5},
-            r"attention_dropout_rate must lie in \[0, 1\], got 1.5",
-        ),
-        (HypergraphAttentionConv, {"softmax_by": "edge"}, "softmax_by must be one of .*'edge'"),
-        (HypergraphAttentionConv, {"degrees": "H"}, "degrees must be one of .*'attention'.*'H'"),
-        (AllDeepSetsConv, {"reduce": "max"}, "reduce must be one of .*'max'"),
-        (AllDeepSetsConv, {"mlp_layers": 0}, "mlp_layers must be positive, got 0"),
-        (AllSetTransformerConv, {"heads": 5}, "heads must divide out_features"),
-        (AllSetTransformerConv, {"dropout_rate": -1}, r"dropout_rate must lie in \[0, 1\], got -1"),
-        (UniGCNIIConv, {"alpha": 2.0}, r"alpha must lie in \[0, 1\], got 2.0"),
-        (UniGCNIIConv, {"lamda": 0.0}, "lamda must be a positive number, got 0.0"),
-        (UniGCNIIConv, {"layer": 0}, "layer must be positive, got 0"),
-    ],
-)
-def test_bad_construction(layer, options, message):
-    sizes = {"in_features": 6, "out_features": 6} | options
-    if layer is UniGCNIIConv:
-        sizes["features"] = sizes.pop("in_features")
-        del sizes["out_features"]
+@pytest.mark.parametrize("layer", [UniGATConv, HypergraphAttentionConv, AllSetTransformerConv])
+def test_heads_divide_the_features(layer):
+    message = "heads must divide out_features, .* heads=4 and out_features=6"
     with pytest.raises(ValueError, match=message):
-        layer(**sizes, rngs=nnx.Rngs(0))
+        layer(6, 6, heads=4, rngs=nnx.Rngs(0))
+    if layer is not AllSetTransformerConv:  # which has no mean over heads
+        with pytest.raises(ValueError, match="heads must be positive, got 0"):
+            layer(6, 6, heads=0, concat=False, rngs=nnx.Rngs(0))
 
 
 def test_directed_hypergraphs():
@@ -608,22 +461,6 @@ def test_directed_hypergraphs():
 
 
 # --- Dropout -------------------------------------------------------------------------------------
-
-WITH_DROPOUT = [
-    (UniGATConv, {"attention_dropout_rate": 0.5, "heads": 2}),
-    (HypergraphAttentionConv, {"attention_dropout_rate": 0.5, "heads": 2}),
-    (AllDeepSetsConv, {"dropout_rate": 0.5}),
-    (AllSetTransformerConv, {"dropout_rate": 0.5}),
-]
-
-
-@pytest.mark.parametrize(("layer", "options"), WITH_DROPOUT)
-def test_dropout_inside(layer, options, hypergraph):
-    conv = layer(4, 32, rngs=nnx.Rngs(0), **options)
-    x = features(4)
-    evaluated = check_dropout(conv, hypergraph, x)
-    without = layer(4, 32, rngs=nnx.Rngs(0), **{n: v for n, v in options.items() if n == "heads"})
-    np.testing.assert_array_equal(without(hypergraph, x), evaluated)
 
 
 def test_attention_dropout_drops_incidences(incidence):
@@ -661,32 +498,6 @@ def test_models_stack_convolutions(model_class, hypergraph):
             if model.output is not None:
                 y = model.output(jax.nn.relu(y))
         assert_close(model(hypergraph, x, deterministic=True), y)
-
-
-@pytest.mark.parametrize("model_class", MODELS)
-def test_gradients_reach_all_parameters(model_class, hypergraph):
-    options = (
-        {"heads": 2} if model_class in (UniGAT, HypergraphAttention, AllSetTransformer) else {}
-    )
-    model = model_class(4, 16, 3, num_layers=2, rngs=nnx.Rngs(0), **options)
-    model.eval()
-
-    def loss(model, hypergraph, x):
-        return jnp.mean(jnp.sin(3 * model(hypergraph, x)))
-
-    grads = nnx.jit(nnx.grad(loss))(model, hypergraph, features(4))
-    for path, gradient in nnx.to_flat_state(grads):
-        assert np.isfinite(gradient[...]).all(), path
-        # A softmax takes away what all its scores have in common.
-        if path[-1] != "node_attention" and path[-2:] != ("key", "bias"):
-            assert np.abs(gradient[...]).max() > 1e-8, path
-
-
-@pytest.mark.parametrize("model_class", MODELS)
-def test_dropout_of_models(model_class, hypergraph):
-    x = features(4)
-    model = model_class(4, 64, 3, dropout_rate=0.5, rngs=nnx.Rngs(0))
-    check_dropout(model, hypergraph, x)
 
 
 def test_last_convolution_has_one_head():
@@ -752,8 +563,6 @@ def test_incidence_weights(hypergraph, incidence, normalization, rng):
     conv = HGNNConv(4, 3, normalization=normalization, rngs=nnx.Rngs(0))
     actual = conv(hypergraph, features(4), incidence_weight=weight)
     assert_close(actual, reference_hgnn(conv, members, double(features(4))))
-    with pytest.raises(ValueError, match=r"incidence_weight must have shape .*got \(3, 4\)"):
-        conv(hypergraph, features(4), incidence_weight=jnp.ones((3, 4)))
 
 
 def test_hgnn_of_directed_hypergraphs(incidence):
@@ -768,11 +577,7 @@ def test_hgnn_of_directed_hypergraphs(incidence):
     assert_close(conv(hypergraph, features(4)), expected)
 
 
-def test_bad_hyperedge_weights(hypergraph):
-    conv = HGNNConv(4, 3, rngs=nnx.Rngs(0))
-    for shape in ((4,), (6, 1)):
-        with pytest.raises(ValueError, match=r"hyperedge_weight must have shape .*\(6,\), got"):
-            conv(hypergraph, features(4), jnp.ones(shape))
+def test_weights_are_of_as_many_hyperedges(hypergraph):
     conv = HGNNConv(4, 3, num_hyperedges=7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"hypergraph has 6 hyperedges, .*num_hyperedges=7"):
         conv(hypergraph, features(4))
@@ -802,8 +607,6 @@ def test_fused_relu(layer, options, sizes, hypergraph):
     assert (plain < 0).any()
     got = conv(hypergraph, x, activation="relu")
     np.testing.assert_allclose(got, jax.nn.relu(plain), rtol=2e-5, atol=2e-5)
-    with pytest.raises(ValueError, match="activation must be one of None, 'relu', got 'silu'"):
-        conv(hypergraph, x, activation="silu")
 
 
 # Of UniGCNII: the maps into it and out of it, and in each layer X0's share, a call, and a product

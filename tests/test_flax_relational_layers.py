@@ -126,6 +126,7 @@ def test_bases_mixed_or_summed_one_by_one(triples, rng, monkeypatch, self_relati
     conv = make(RGCNConv, 4, 6, num_bases=2)
     check_weighted(conv, graph, triples, rng)
     # Nodes without features are one-hot.
+    # A lookup of rows in place of products.
     conv = make(RGCNConv, NUM_NODES, 6, num_bases=3)
     assert_close(nnx.jit(conv)(graph), formula(conv, triples, np.eye(NUM_NODES)))
 
@@ -184,6 +185,7 @@ def test_no_features(triples):
 
 
 def test_bipartite(rng):
+    # Sources are other nodes than destinations, whose features come second.
     src, dst, rel = rng.integers(0, 5, 20), rng.integers(0, NUM_NODES, 20), rng.integers(0, 4, 20)
     graph = RelationalGraph.from_triples(
         src, rel, dst, num_src=5, num_dst=NUM_NODES, num_relations=RELATIONS
@@ -196,17 +198,6 @@ def test_bipartite(rng):
     assert_close(conv(graph, (x, x_dst)), expected)
     with pytest.raises(ValueError, match="graph must have its destinations among its sources"):
         conv(graph, x)
-
-
-def test_dtypes(triples):
-    graph = graph_of(triples, True)
-    x = features(4)
-    conv = make(RGCNConv, 4, 6, dtype=jnp.bfloat16)
-    y = conv(graph, x)
-    assert y.dtype == jnp.bfloat16
-    np.testing.assert_allclose(
-        y.astype(jnp.float32), formula(conv, triples, double(x)), atol=0.15, rtol=0.1
-    )
 
 
 @pytest.mark.parametrize("featureless", [False, True])
@@ -226,9 +217,6 @@ def test_model_equals_two_convolutions(triples, featureless):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_relations": 0}, "num_relations must be positive"),
-        ({"normalization": "max"}, "normalization must be one of 'mean', 'sum', got 'max'"),
-        ({"num_bases": 0}, "num_bases must be positive"),
         ({"num_bases": 2, "num_blocks": 2}, "num_bases and num_blocks exclude each other"),
         (
             {"num_blocks": 3},
@@ -250,10 +238,6 @@ def test_bad_calls(triples):
     conv = make(RGCNConv, 4, 6)
     with pytest.raises(ValueError, match="in_features = 4 sources where there is no x, got 9"):
         conv(graph)
-    with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got \(9, 3\)"):
-        conv(graph, features(3))
-    with pytest.raises(ValueError, match=r"edge_weight must have shape \(num_edges,\)"):
-        conv(graph, x, jnp.ones(3))
     with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph"):
         conv(graph.nodes, x)
     with pytest.raises(ValueError, match="x must be given for block-diagonal weights"):

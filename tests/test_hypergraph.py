@@ -131,20 +131,9 @@ def test_from_no_hyperedges() -> None:
     assert dense(Hypergraph.from_hyperedges([[], []], num_nodes=3)).shape == (3, 2)
 
 
-@pytest.mark.parametrize(
-    ("hyperedges", "error", "message"),
-    [
-        ([[0], [1.5]], TypeError, r"hyperedges\[1\] must be an array of integers, got float64"),
-        ([[0], ["a"]], TypeError, r"hyperedges\[1\] must be an array of integers"),
-        ([[0], 3], ValueError, r"hyperedges\[1\] must be one-dimensional"),
-        ([[[0, 1], [1, 2]]], ValueError, r"hyperedges\[0\] must be one-dimensional"),
-        ([[0], [1, -1]], ValueError, r"hyperedges\[1\]\[1\] = -1 is outside"),
-        ([[0, 5]], ValueError, r"hyperedges\[0\]\[1\] = 5 is outside \[0, num_nodes=3\)"),
-    ],
-)
-def test_bad_hyperedges(hyperedges, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Hypergraph.from_hyperedges(hyperedges, num_nodes=3)
+def test_members_out_of_range_are_named_by_hyperedge_and_place() -> None:
+    with pytest.raises(ValueError, match=r"hyperedges\[1\]\[1\] = -1 is outside"):
+        Hypergraph.from_hyperedges([[0], [1, -1]], num_nodes=3)
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok"])
@@ -167,20 +156,12 @@ def test_from_scipy_with_explicit_zeros() -> None:
 @pytest.mark.parametrize(
     ("incidence", "error", "message"),
     [
-        (np.eye(2), TypeError, "incidence must be a scipy sparse matrix or array, got ndarray"),
-        (scipy.sparse.csr_array([[0, 2]]), ValueError, "zeros and ones, found 2"),
         (scipy.sparse.csr_array([[0.5, 1]]), ValueError, r"zeros and ones, found 0\.5"),
         (scipy.sparse.csr_array([[-1, 1]]), ValueError, "zeros and ones, found -1"),
-        (scipy.sparse.csr_array([[np.nan, 1]]), ValueError, "zeros and ones, found nan"),
         (
             scipy.sparse.coo_array(([1, 1], ([0, 0], [1, 1])), shape=(2, 2)),
             ValueError,
             "zeros and ones, found 2",
-        ),
-        (
-            scipy.sparse.coo_array(np.array([0, 1])),
-            ValueError,
-            r"incidence must be \(num_nodes, num_hyperedges\), got shape \(2,\)",
         ),
     ],
 )
@@ -232,23 +213,6 @@ def test_knn_of_no_points() -> None:
     assert dense(Hypergraph.from_knn(np.zeros((0, 3)), 1)).shape == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("features", "k", "error", "message"),
-    [
-        (np.zeros((4, 2)), 0, ValueError, "k must be between 1 and the number of nodes, 4, got 0"),
-        (np.zeros((4, 2)), 5, ValueError, "k must be between 1 and the number of nodes, 4, got 5"),
-        (np.zeros((4, 2)), -1, ValueError, "k must be between 1"),
-        (np.zeros((4, 2)), 2.0, TypeError, "integer"),
-        (np.zeros(4), 1, ValueError, r"features must be \(num_nodes, features\), got shape \(4,\)"),
-        (np.full((4, 2), np.nan), 1, ValueError, "features must be finite"),
-        (np.full((4, 2), np.inf), 1, ValueError, "features must be finite"),
-    ],
-)
-def test_bad_knn(features, k, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Hypergraph.from_knn(features, k)
-
-
 # --- Directed ------------------------------------------------------------------------------------
 
 DIRECTED = Hypergraph.from_directed(
@@ -286,24 +250,6 @@ def test_default_sizes_of_directed() -> None:
     assert repr(hypergraph) == (
         "Hypergraph(num_nodes=6, num_hyperedges=8, num_incidences=2, num_head_incidences=1)"
     )
-
-
-@pytest.mark.parametrize(
-    ("arrays", "options", "error", "message"),
-    [
-        (([0], [0], [7], [0]), {"num_nodes": 3}, ValueError, r"head_nodes\[0\] = 7 is outside"),
-        (([0], [4], [0], [0]), {"num_hyperedges": 2}, ValueError, r"tail_hyperedges\[0\] = 4"),
-        (([0], [0], [0], [-1]), {}, ValueError, r"head_hyperedges\[0\] = -1 is outside"),
-        (([0, 1], [0], [0], [0]), {}, ValueError, "tail_nodes and tail_hyperedges .*same length"),
-        (([0], [0], [0], [0, 1]), {}, ValueError, "head_nodes and head_hyperedges .*same length"),
-        (([0], [0], [0.5], [0]), {}, TypeError, "head_nodes must be an array of integers"),
-    ],
-)
-def test_bad_directed(
-    arrays, options: dict[str, int], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        Hypergraph.from_directed(*arrays, **options)
 
 
 def test_dual_of_directed() -> None:

@@ -81,6 +81,7 @@ def padding_inside(incidence: Incidence, rng: np.random.Generator) -> tuple[Hype
     """Replace members of rows by ids out of range, the same ones in both directions."""
     size = len(incidence.left)
     node_idx, hyperedge_idx = incidence.left, incidence.right
+    # Both halves drop the same incidences, else one were not the transpose of the other.
     dropped = rng.random(size) < 0.3
     arrays, orders = [], []
     for rows, cols, num_rows, num_cols in (
@@ -136,6 +137,7 @@ def case_maker(
                 if name == "h":
                     ids, size = members.to_nodes.src[members.heads.valid], members.tails.num_dst
                 values.append(numbers(rng, (size, *of_heads, *features)))
+                # A node of no hyperedge reads its own features.
                 is_read = name == "x" and "self_scale" in operands  # wherever it is
                 padding.append(None if is_read else unused(ids, size, values[-1].ndim))
                 continue
@@ -155,6 +157,7 @@ def case_maker(
             else:
                 ids = receives if name == "node_scale_out" else sends
                 outside = unused(ids, members.tails.num_src, 1)
+                # The weight of a hyperedge with a tail alone enters degrees of nodes.
                 if name in ("hyperedge_weight", "hyperedge_scale"):
                     outside = ~(has_tail | has_head if degrees else has_tail & has_head)
                 shape = outside.shape
@@ -205,6 +208,7 @@ def reference(
 ) -> np.ndarray:
     """Compute `hypergraph_aggregate`, one incidence after another."""
     tails, heads = members
+    # Undirected, one weight of an incidence serves both stages.
     if head_weight is None and heads is tails:
         head_weight = incidence_weight
     num_nodes, num_hyperedges = tails.num_src, tails.num_dst
@@ -221,6 +225,7 @@ def reference(
             scales_out.append(power(received, -0.5))
         else:
             scales_out.append(power(received, -1))
+        # The size of a hyperedge is that of its tail, the nodes that are summed.
         scales_edge.append(power(degrees_of(tails, incidence_weight, np.ones(num_nodes)), -1))
     h = scaled(x, *scales_in)
     h = spmm_reference(tails, h, incidence_weight, reduce=REDUCTIONS[hyperedge_reduce])
@@ -281,6 +286,7 @@ def separated(spec: OpSpec) -> OpSpec:
         case = spec.make_case(rng, *arguments)
         operands = dict(zip(spec.operands, case.operands, strict=True))
         if "x" in operands:
+            # The stage that has the maximum decides which weights are moved apart.
             edges, rows, name = case.plain.tails, operands["x"], "incidence_weight"
         else:
             edges, rows, name = case.plain.to_nodes, operands["h"], "head_weight"
@@ -625,6 +631,7 @@ def test_batch_too_large_to_be_joined(rng, monkeypatch):
 
     program, joined = run()
     assert "scan" not in program
+    # One id less than the joined batch needs.
     limit = 2 * examples[0].num_incidences - 1
     monkeypatch.setattr(csr, "_max_id", lambda _: limit)
     program, looped = run()
@@ -780,6 +787,7 @@ def test_default_of_head_weight(rng, directed):
     got = hypergraph_aggregate(hypergraph, x, incidence_weight=weight)
     want = hypergraph_aggregate(hypergraph, x, incidence_weight=weight, head_weight=default)
     assert_close(got, want, 1e-6, "value")
+    # The same weights, passed to each stage by itself.
     h = node_to_hyperedge(hypergraph, x, weight)
     assert_close(got, hyperedge_to_node(hypergraph, h, default), 1e-6, "in two stages")
 
@@ -842,6 +850,7 @@ def test_norm_of_other_types():
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_padding_within_rows(implementation):
     """Index arrays may hold padding at any place, also as all of a row's last slot."""
+    # Rows of 10, 2 and 10: slots hold 8, so that padding fills the last slot of a row.
     nodes = np.array([*range(8), -1, -1, 3, -1, *[4] * 9, 99], np.int32)
     graph = Graph.from_edges(
         np.zeros(22, int), np.repeat([0, 1, 2], [10, 2, 10]), num_src=9, num_dst=3
@@ -895,6 +904,7 @@ def test_hand_made_arrays_beyond_32_bits(rng, x64, implementation):
 )
 def test_schedules_give_the_same_result(rng, schedule, width, dtype, implementation):
     """Blocks share rows in both stages: of very large hyperedges and of nodes with many."""
+    # Long tails: blocks share the rows of the largest hyperedges and nodes.
     node_idx, hyperedge_idx = np.minimum(rng.geometric(0.02, (2, 20_000)), 299)
     hypergraph = Hypergraph.from_incidence(
         node_idx, hyperedge_idx, num_nodes=310, num_hyperedges=305

@@ -55,6 +55,7 @@ class Edges(NamedTuple):
         if kind == "graph":
             return Graph.from_edges(src, dst, num_nodes=self.nodes, **options)
         if kind == "hypergraph":
+            # As many hyperedges as nodes, for layers that have a weight for each.
             sizes = {"num_nodes": self.nodes, "num_hyperedges": self.nodes}
             return Hypergraph.from_incidence(src, dst, **sizes, **options)
         options |= {"inverse": kind == "inverse"}
@@ -65,6 +66,7 @@ def padded(rng, container, edges) -> Any:
     """Pad each size by nothing, a few, or as many as there are."""
 
     def grown(size) -> int:
+        # Sizes that stay, and sizes in other blocks of a kernel.
         return size + int(rng.choice([0, 1, 7, size // 2, size]))
 
     if isinstance(container, Graph):
@@ -104,20 +106,21 @@ class Problem:
             for name, value in case.named.items()
         }
 
-    def operands(self, container) -> tuple[Any, Any, Any]:
-        """Return the differentiated operands, with garbage in padding."""
-        x = self._filled(self.features, container.num_nodes)
+    def operands(self, container, garbage=1e3) -> tuple[Any, Any, Any]:
+        """Return the differentiated operands; any sum would show the garbage in padding."""
+        x = self._filled(self.features, container.num_nodes, garbage)
         edges = container.graph if isinstance(container, Hypergraph) else container
         named = {
-            name: self._filled(value, edges.num_edges) if name[:4] in ("edge", "inci") else value
+            name: self._filled(value, edges.num_edges, garbage)
+            if name[:4] in ("edge", "inci")
+            else value
             for name, value in self.named.items()
         }
         return self.params, x, named
 
     @staticmethod
-    def _filled(values, size) -> np.ndarray:
-        # Garbage that would show in any sum.
-        new = np.full((size - len(values), *values.shape[1:]), 1e3)
+    def _filled(values, size, garbage) -> np.ndarray:
+        new = np.full((size - len(values), *values.shape[1:]), garbage)
         return np.concatenate([values, new])
 
     def gradients(self, operands, container) -> Any:
@@ -142,6 +145,9 @@ def test_values_and_gradients(rng, name, implementation) -> None:
         gradients = jax.jit(problem.gradients)
         expected = gradients(problem.operands(container), container)
         result = gradients(problem.operands(padded_container), padded_container)
+        # Forward, padding may hold NaN. Gradients of parameters multiply it by zeros.
+        dirty, _ = gradients(problem.operands(padded_container, np.nan), padded_container)
+    np.testing.assert_allclose(dirty, expected[0], rtol=1e-9)
     leaves = jax.tree_util.tree_leaves_with_path(expected)
     # Some gradients are 0, as those of keys' biases, which move all scores alike: what is found is
     # what sums round to.

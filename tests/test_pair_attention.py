@@ -30,6 +30,7 @@ PRECISION = jax.lax.Precision.HIGHEST
 def matrix_of(rng: np.random.Generator, edges: int, extra: int = 0) -> RelationalMatrix:
     """Draw a matrix: one destination has half of all edges, many have none; with padding."""
     src = rng.integers(NODES, size=edges)
+    # Node 3 is a hub, beside destinations of few edges and of none.
     dst = np.where(rng.random(edges) < 0.5, 3, rng.integers(NODES // 2, size=edges))
     rel = rng.integers(RELATIONS, size=edges)
     graph = RelationalGraph.from_triples(src, rel, dst, NODES, RELATIONS)
@@ -145,6 +146,7 @@ def test_kernels(rng, dtype, heads, k, implementation):
     """Compare with float64, with large scores; bits repeat."""
     matrix, form = matrix_of(rng, 400, extra=3), Form(heads, k, 8)
     operands = operands_of(rng, matrix, form)
+    # Scores have a deviation of 3, so that weights differ by orders of magnitude.
     operands["query"] *= 3 / np.sqrt(k)
     ct = rng.normal(size=(NODES + 3, heads * 8)).astype(np.float16).astype(jnp.dtype(dtype))
     typed = {
@@ -169,6 +171,7 @@ def test_launches_are_kernels(rng):
         operands = {name: x.astype(jnp.float32) for name, x in operands.items()}
         loss = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(ours(Form(1, 64, 64), matrix, x)[0]))))
         text = loss.lower(operands).as_text()
+    # Forward sums are not read again, and no second array of keys is.
     assert "has_y = false" in text
     assert "same = true" in text
 

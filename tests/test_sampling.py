@@ -257,22 +257,6 @@ def test_other_kinds_of_keys(kind):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"graph": 3}, TypeError, "graph must be a jax_gnn.Graph, got int"),
-        (
-            {"graph": Graph.from_edges([0], [0], num_src=2, num_dst=1)},
-            ValueError,
-            "graph must have one kind of nodes, whose neighbours have neighbours, got num_src=2",
-        ),
-        ({"seeds": [0.5]}, TypeError, "seeds must be an array of integers, got float"),
-        ({"seeds": [[1]]}, ValueError, "seeds must be one-dimensional, got shape (1, 1)"),
-        ({"fanouts": 3}, TypeError, "fanouts must be a sequence of positive integers, one for"),
-        ({"fanouts": "ab"}, TypeError, "fanouts must be a sequence of positive integers, one for"),
-        ({"fanouts": ()}, ValueError, "fanouts must be a sequence of positive integers, one for"),
-        ({"fanouts": (2, 0)}, ValueError, "one for each layer, got [2, 0]"),
-        ({"fanouts": (2, 1.5)}, TypeError, "fanouts[1] must be an integer, got float"),
-        ({"key": 0}, TypeError, "key must be a key of jax.random, such as jax.random.key(0), got"),
-        ({"key": jax.random.split(KEY)}, ValueError, "key must be a single key, got shape (2,)"),
-        ({"capacity": 2}, ValueError, "capacity[0] must be at least 3, the nodes that are sampled"),
         ({"capacity": (4,)}, ValueError, "capacity must be an integer, or one for each of 2"),
         ({"capacity": 9, "tree": True}, ValueError, "it must be None for tree=True"),
         ({"fanouts": (2**20, 2**20), "tree": True}, ValueError, "need 64-bit indices"),
@@ -310,15 +294,5 @@ def test_block_capacity(rng):
             np.testing.assert_array_equal(ids[ids >= 0], expected_ids[expected_ids >= 0])
     wider = block_capacity(graph, batches, (15, 10), key, slack=1)
     assert wider[0] - 20 >= 2 * (room[0] - 20 - 64)
-    with pytest.raises(ValueError, match=r"slack must be at least 0, got -0\.5"):
-        block_capacity(graph, batches, (2,), key, slack=-0.5)
-    with pytest.raises(TypeError, match="slack must be a real number, got str"):
-        block_capacity(graph, batches, (2,), key, slack="x")
-    with pytest.raises(ValueError, match=r"seeds must be batches of one length, got \[\]"):
-        block_capacity(graph, [], (2,), key)
-    with pytest.raises(ValueError, match=r"seeds must be batches of one length, got \[1, 2\]"):
-        block_capacity(graph, [[1], [1, 2]], (2,), key)
-    with pytest.raises(TypeError, match="seeds must be a sequence of batches, got"):
-        block_capacity(graph, 3, (2,), key)
     with pytest.raises(TypeError, match="seeds must be known"):
         jax.jit(lambda seeds: block_capacity(graph, seeds, (2,), key))(batches)

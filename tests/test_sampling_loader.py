@@ -231,16 +231,7 @@ ARGUMENTS = {
 }
 DEVICE_GRAPH = Graph.from_edges([0], [0], num_nodes=1)
 BAD_ARGUMENTS = [
-    (fetch_rows, {"rows": [[1.0]]}, "^rows must be an array of numpy"),
     (fetch_rows, {"rows": np.array([None])}, "^rows must be an array of numpy"),
-    (fetch_rows, {"rows": np.array(1)}, "^rows must have rows, got shape"),
-    (fetch_rows, {"ids": [0.5]}, "^ids must be an array of integers"),
-    (fetch_rows, {"out": np.ones(1, int)}, "^out must be an array of numpy of float64, got int64"),
-    (
-        fetch_rows,
-        {"out": np.ones(2)},
-        r"^out must be contiguous, writable and of shape \(1,\), got \(2,\)",
-    ),
     (fetch_ahead, {"rows": [[1.0]]}, "^rows must be an array of numpy"),
     (fetch_ahead, {"ahead": 0}, "^ahead must be positive, got 0"),
     (fetch_ahead, {"ahead": 0.5}, "^ahead must be an int"),

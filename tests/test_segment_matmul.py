@@ -316,23 +316,29 @@ def mapped_subsets(count: int) -> list[tuple[int | None, ...]]:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_ids_under_vmap(rng, implementation):
-    """Compare batches of subsets that cover all pairs of operands with a loop."""
+def test_all_arguments_under_vmap(rng, implementation):
+    """Compare batches of subsets that cover all pairs of arguments with a loop."""
     size, rows, inputs, groups, k, n = 3, 20, 9, 4, 3, 5
     columns = [
         rng.normal(size=(size, inputs, k)).astype(np.float32),
         rng.normal(size=(size, groups, k, n)).astype(np.float32),
+        rng.normal(size=(size, groups, n)).astype(np.float32),
         rng.normal(size=(size, rows)).astype(np.float32),
         stack([sizes_of(rng, "padding", rows, groups + 2) for _ in range(size)]),
+        rng.integers(-1, 4, size).astype(np.int32),
         rng.integers(-1, inputs + 1, (size, rows)).astype(np.int32),
         stack([rng.permutation(rows) for _ in range(size)]).astype(np.int32) - 1,
     ]
 
-    def function(lhs, rhs, scale, sizes, lhs_rows, out_rows):
-        options = {"group_offset": 1, "precision": EXACT, "lhs_rows": lhs_rows, "scale": scale}
-        y = segment_matmul(lhs, rhs, sizes, out_rows=out_rows, activation="gelu", **options)
-        outer = segment_outer(lhs, y, sizes, num_groups=groups, rhs_rows=out_rows, **options)
-        return y, outer
+    def function(lhs, rhs, bias, scale, sizes, offset, lhs_rows, out_rows):
+        options = {"group_offset": offset, "precision": EXACT}
+        ids = {"lhs_rows": lhs_rows, "scale": scale}
+        y = segment_matmul(
+            lhs, rhs, sizes, bias=bias, out_rows=out_rows, activation="gelu", **ids, **options
+        )
+        transposed = segment_matmul(y, rhs, sizes, transpose_rhs=True, **options)
+        outer = segment_outer(lhs, y, sizes, num_groups=groups, rhs_rows=out_rows, **ids, **options)
+        return y, transposed, outer
 
     with setting(implementation):
         jitted = jax.jit(function)
@@ -409,6 +415,7 @@ def test_few_and_many_blocks(rng, k, n, dtype, kernel, implementation):
     On Hopper, rows are written in words of 16, 8, 4 and 2 bytes, and in several pieces.
     """
     rows, nodes, groups = 900, 250, 9
+    # The default precision, as a block for each tile has no exact variant.
     tolerance = 3e-3 if dtype == "float32" else TOLERANCE[dtype]  # of TF32
     _, rhs, _ = operands_of(rng, 1, groups, k, n, dtype)
     lhs, all_rows = (rng.normal(size=(of, k)).astype(rhs.dtype) for of in (nodes, rows))
@@ -448,6 +455,7 @@ def test_few_and_many_blocks(rng, k, n, dtype, kernel, implementation):
 def test_many_and_few_groups(rng, rows, groups):
     k, n = 33, 40
     lhs, rhs, ct = operands_of(rng, rows, groups, k, n, "float32")
+    # Even groups, then a few that have nearly all rows.
     for shares in (rng.dirichlet(np.ones(groups)), rng.dirichlet(np.full(groups, 0.02))):
         sizes = rng.multinomial(rows, shares).astype(np.int32)
         of_row = np.repeat(np.arange(groups), sizes)
@@ -501,6 +509,7 @@ def test_sizes_may_be_anything(rng, dtype, implementation):
     rows, groups = 60, 9
     lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
     limits = np.iinfo(dtype)
+    # Five draws of sizes in each mode.
     for x64 in 5 * ("int64", "float32"):
         sizes = rng.choice(np.array([0, 3, 10, 70, limits.max, limits.min], dtype), groups)
         members = membership(sizes, rows, 0, groups)
@@ -516,6 +525,7 @@ def test_rows_of_no_group_are_zero(rng, implementation):
     lhs, rhs, ct = operands_of(rng, 40, 5, 8, 9, "float32")
     sizes = np.array([7, 0, -3, 9, 4], np.int32)
     for unread in (np.nan, np.inf):
+        # Sizes of 7, 9 and 4 leave the last 20 rows to no group.
         lhs[20:] = ct[20:] = unread
         with setting(implementation):
             for activation in (None, "relu", "silu", "gelu", "tanh"):
@@ -536,6 +546,7 @@ def test_any_offset(rng, offset, implementation):
     sizes = sizes_of(rng, "padding", rows, 7)
     members = membership(sizes, rows, offset, groups)
     with setting(implementation):
+        # Offsets of Python are checked before JAX narrows them.
         fits = LIMITS.min <= offset <= LIMITS.max
         for argument in (
             offset,
@@ -546,26 +557,6 @@ def test_any_offset(rng, offset, implementation):
             assert_close(got, reference(members, lhs, rhs), 1e-6, "matmul")
         got = segment_outer(lhs, ct, sizes, group_offset=offset, num_groups=groups, precision=EXACT)
         assert_close(got, outer_reference(members, lhs, ct), 1e-6, "outer")
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_equals_ragged_dot(rng, implementation):
-    lhs, rhs, ct = operands_of(rng, 100, 6, 16, 12, "float32")
-    for scenario in ("random", "empty", "giant", "duplicates"):
-        sizes = sizes_of(rng, scenario, 90, 6)
-        results = []
-        for function in (
-            functools.partial(segment_matmul, implementation=implementation),
-            jax.lax.ragged_dot,
-        ):
-
-            def product(lhs, rhs, function=function, sizes=sizes):
-                return function(lhs, rhs, jnp.asarray(sizes), precision=EXACT)
-
-            y, vjp = jax.vjp(product, jnp.asarray(lhs), jnp.asarray(rhs))
-            results.append((y, *vjp(jnp.asarray(ct))))
-        for got, want in zip(*results, strict=True):
-            assert_close(got, want, 1e-6, scenario)
 
 
 # --- Dtypes and precision ------------------------------------------------------------------------
@@ -820,6 +811,7 @@ def test_precision_reaches_kernels(precision, exact):
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_nothing_is_held_beside_operands_and_results(use_bias):
     """Temporary memory is at most 1 % of operands and results forward, 5 % backward."""
+    # So large that a copy of the rows exceeds the share.
     rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
     shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
     lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
@@ -840,30 +832,6 @@ def test_nothing_is_held_beside_operands_and_results(use_bias):
 
 
 # --- Derivatives and transformations -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_bias_under_vmap(rng, implementation):
-    """Compare batches of every subset of the operands, with offsets, with a loop."""
-    size, rows, groups, k, n = 3, 20, 4, 3, 5
-    columns = [
-        rng.normal(size=(size, rows, k)).astype(np.float32),
-        rng.normal(size=(size, groups, k, n)).astype(np.float32),
-        rng.normal(size=(size, groups, n)).astype(np.float32),
-        stack([sizes_of(rng, "padding", rows, groups + 2) for _ in range(size)]),
-        rng.integers(-1, 4, size).astype(np.int32),
-    ]
-
-    def function(lhs, rhs, bias, sizes, offset):
-        options = {"group_offset": offset, "precision": EXACT}
-        y = segment_matmul(lhs, rhs, sizes, bias=bias, activation="gelu", **options)
-        transposed = segment_matmul(y, rhs, sizes, transpose_rhs=True, **options)
-        return transposed, segment_outer(lhs, y, sizes, num_groups=groups, **options)
-
-    with setting(implementation):
-        jitted = jax.jit(function)
-        for in_axes in mapped_subsets(len(columns)):
-            check_vmap(function, jitted, in_axes, columns, TOLERANCE["float32"])
 
 
 def test_batch_too_large_to_join(rng, monkeypatch):
@@ -924,70 +892,15 @@ def test_third_order(rng, activation):
         assert_close(along(IMPLEMENTATIONS[0]), along("xla"), 1e-10, "third derivative")
 
 
-def test_training_step_of_two_layers(rng):
-    """A mixture of experts in bfloat16: gradients of all parameters against plain XLA."""
-    lhs, rhs, _ = operands_of(rng, 300, 6, 16, 24, "bfloat16")
-    second = rng.normal(size=(6, 24, 16)).astype(jnp.bfloat16)
-    bias = rng.normal(size=(6, 24)).astype(jnp.bfloat16)
-    sizes = sizes_of(rng, "padding", 300, 6)
-
-    def loss(lhs, rhs, bias, second):
-        hidden = segment_matmul(lhs, rhs, sizes, bias=bias, activation="relu")
-        return jnp.sum(segment_matmul(hidden, second, sizes).astype(jnp.float32) ** 2)
-
-    gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
-    with setting(IMPLEMENTATIONS[0]):
-        gradients = jax.jit(gradient)(lhs, rhs, bias, second)
-    with setting("xla", "float64"):
-        exact = gradient(*(x.astype(np.float64) for x in (lhs, rhs, bias, second)))
-    for got, want in zip(gradients, exact, strict=True):
-        assert got.dtype == jnp.bfloat16
-        assert_close(got, want, TOLERANCE["bfloat16"], "gradient")
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_order_of_additions(rng, deterministic):
+def test_sums_in_any_order(rng):
     lhs, _, ct = operands_of(rng, 9000, 3, 40, 24, "float32")
     sizes = np.array([8000, 1, 900], np.int32)
-    outer = jax.jit(functools.partial(segment_outer, deterministic=deterministic, precision=EXACT))
-    first = outer(lhs, ct, sizes)
+    outer = jax.jit(functools.partial(segment_outer, deterministic=False, precision=EXACT))
     want = outer_reference(membership(sizes, 9000, 0, 3), lhs.astype(np.float64), ct)
-    assert_close(first, want, TOLERANCE["float32"], "value")
-    if deterministic:
-        assert all(same_bits(outer(lhs, ct, sizes), first) for _ in range(20))
+    assert_close(outer(lhs, ct, sizes), want, TOLERANCE["float32"], "value")
 
 
 # --- Several devices -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("implementation", [None, "xla"])
-def test_rows_sharded(rng, implementation):
-    """Rows and sizes are split over devices; the weights are replicated."""
-    devices, rows, groups = 4, 30, 3
-    lhs, rhs, ct = operands_of(rng, devices * rows, groups, 4, 6, "float32")
-    sizes = stack([sizes_of(rng, "padding", rows, groups) for _ in range(devices)])
-    split, everywhere = PartitionSpec("devices"), PartitionSpec()
-
-    def local(lhs, rhs, sizes):
-        return segment_matmul(lhs, rhs, sizes[0], activation="tanh", precision=EXACT)
-
-    sharded = jax.jit(
-        jax.shard_map(
-            local, mesh=OpSuite.mesh(), in_specs=(split, everywhere, split), out_specs=split
-        )
-    )
-    with setting(implementation):
-        y, vjp = jax.vjp(lambda lhs, rhs: sharded(lhs, rhs, sizes), lhs, rhs)
-        d_lhs, d_rhs = vjp(jnp.asarray(ct))
-        total = np.zeros(rhs.shape)
-        for i in range(devices):
-            part = slice(i * rows, (i + 1) * rows)
-            want, vjp = jax.vjp(lambda *xs, i=i: local(*xs, sizes[i : i + 1]), lhs[part], rhs)
-            assert_close(y[part], want, TOLERANCE["float32"], "value")
-            want, d_part = vjp(jnp.asarray(ct[part]))
-            assert_close(d_lhs[part], want, TOLERANCE["float32"], "gradient to lhs")
-            total += d_part
-    assert_close(d_rhs, total, TOLERANCE["float32"], "gradient to rhs")
 
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
@@ -1000,6 +913,7 @@ def test_groups_sharded(rng, implementation):
     split, everywhere = PartitionSpec("devices"), PartitionSpec()
 
     def local(lhs, rhs, bias, sizes):
+        # Each device holds consecutive groups, and counts those before them.
         first = jax.lax.axis_index("devices") * rhs.shape[0]
         y = segment_matmul(lhs, rhs, sizes, bias=bias, group_offset=first, precision=EXACT)
         return jax.lax.psum(y, "devices")
@@ -1084,17 +998,3 @@ def test_raw_call_with_wrong_buffers():
     for activation in (-1, 5):
         with pytest.raises(jax.errors.JaxRuntimeError, match="no such activation"):
             raw_matmul(RAW_OPERANDS, activation=np.int64(activation))
-
-
-def test_kernels_are_used():
-    """Forward and backward are custom calls of this library."""
-    if not KERNELS:
-        pytest.skip("jax_gnn has no kernels here")
-    gradient = jax.jit(
-        jax.grad(lambda lhs, rhs: jnp.sum(segment_matmul(lhs, rhs, SIZES) ** 2), (0, 1))
-    )
-    text = gradient.lower(LHS, RHS).as_text()
-    assert text.count("@jax_gnn_segment_matmul(") == 2
-    assert text.count("@jax_gnn_segment_outer(") == 1
-    with jax_gnn.implementation("xla"):
-        assert "jax_gnn" not in gradient.lower(LHS, RHS).as_text()

@@ -509,163 +509,112 @@ class OwnModel(nnx.Module):
         return self.second(graph, jnp.tanh(self.first(graph, x)))
 
 
+def check_as_on_one_device(model, graph, split: ShardedGraph, x, target, weights=()) -> None:
+    """Compare logits and all gradients; those of several devices have the same bits in each run."""
+    definition, params, state = nnx.split(model, nnx.Param, ...)
+    sharded_weights = [split.shard_edges(weight) for weight in weights]
+
+    def loss(params, x, graph):
+        model = nnx.merge(definition, params, state)
+        if isinstance(graph, ShardedGraph):
+            is_featureless = not jax.tree.leaves(x)  # embeddings stand for features
+            rows = x if is_featureless else graph.shard(x)
+            y = graph.unshard(graph.apply(model, rows, *sharded_weights))
+        else:
+            y = model(graph, x, *weights)
+            y = jnp.concatenate([*y.values()]) if isinstance(y, dict) else y
+        y = y[: len(target)]
+        return jnp.sum(jnp.sin(y) * target), y
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    actual, expected = (run(params, x, structure) for structure in (split, graph))
+    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        assert_close(a, b, 1e-10, "on several devices")
+    assert same_bits(actual, run(params, x, split))
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("name", [*MODELS, "own", "weighted", *RELATIONAL, *HYPERGRAPHS])
-class TestModels:
-    @pytest.fixture
-    def losses(self, name: str, num_parts: int, rng: np.random.Generator):
-        """Yield the loss on one device, the loss on all devices, and their arguments."""
-        with jax.enable_x64(True):
-            rngs = nnx.Rngs(int(rng.integers(1 << 30)))
-            kind, options = (MODELS | RELATIONAL | HYPERGRAPHS).get(name, MODELS["gcn"])
-            make: Any = random_hypergraph if name in HYPERGRAPHS else random_graph
-            graph: Any = make(rng)
-            in_features: Any = 60 if name.endswith("without features") else 6
-            if name in RELATIONAL:
-                own_relation = name == "rgcn with an own relation"
-                graph = random_relational(rng, own_relation)
-                options = {**options, "num_relations": len(RELATIONS)}
-            if "node_types" in options:
-                options["relation_ends"] = RELATIONS
-            if name == "hgt of widths":
-                in_features = {"a": 6, "b": 3, "none": 2}
-            model: Any = OwnModel(rngs)
-            if name != "own":
-                sizes = in_features, 8, 4
-                model = kind(*sizes, num_layers=2, param_dtype=float, rngs=rngs, **options)
-                model.eval()
-            method = str(rng.choice([m for m in METHODS if m != "metis"]))
-            split = sharded(rng, graph, mesh_of(num_parts), method)
-            target, x = rng.normal(size=(60, 4)), jnp.asarray(rng.normal(size=(60, 6)))
-            if name == "hgt of widths":
-                x = {kind: x[: TYPES[kind], :width] for kind, width in in_features.items()}
-            elif in_features == 60:
-                x = None
-            definition, params, state = nnx.split(model, nnx.Param, ...)
-            weights = [rng.random(graph.num_edges)] if name == "weighted" else []
-            if name == "hgnnp, weighted":
-                weights = [rng.random(30)]
-            if "edge_in_features" in options:
-                weights = [rng.normal(size=(graph.num_edges, 2))]
-            rows = 55 if isinstance(x, dict) else 60  # without padding, which has no type
-            split_weights = [split.shard_edges(weight) for weight in weights]
-
-            def single(params, x, graph):
-                model = nnx.merge(definition, params, state)
-                y = model(graph, x, *weights)
-                y = jnp.concatenate([*y.values()]) if isinstance(y, dict) else y
-                return jnp.sum(jnp.sin(y) * target[: len(y)]), y
-
-            def parallel(params, x, split):
-                model = nnx.merge(definition, params, state)
-                y = split.apply(model, None if x is None else split.shard(x), *split_weights)
-                # Padding has no type, and so no target.
-                masked = np.where(np.arange(60) < rows, target.T, 0).T
-                return jnp.sum(jnp.sin(y) * split.shard(masked)), split.unshard(y)[:rows]
-
-            yield (single, graph), (parallel, split), (params, x)
-
-    def test_as_on_one_device(self, losses):
-        """Logits and all gradients are those of one device, with the same bits in each run."""
-        single, parallel, arguments = losses
-
-        def run(loss, graph):
-            return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*arguments, graph)
-
-        expected, actual = run(*single), run(*parallel)
-        for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-            assert_close(a, b, 1e-10, "on several devices")
-        assert same_bits(actual, run(*parallel))
+def test_models_as_on_one_device(name, num_parts, rng):
+    rngs = nnx.Rngs(int(rng.integers(1 << 30)))
+    kind, options = (MODELS | RELATIONAL | HYPERGRAPHS).get(name, MODELS["gcn"])
+    graph: Any = random_hypergraph(rng) if name in HYPERGRAPHS else random_graph(rng)
+    in_features: Any = 60 if name.endswith("without features") else 6
+    if name in RELATIONAL:
+        graph = random_relational(rng, name == "rgcn with an own relation")
+        options = {**options, "num_relations": len(RELATIONS)}
+    if "node_types" in options:
+        options["relation_ends"] = RELATIONS
+    if name == "hgt of widths":
+        in_features = {"a": 6, "b": 3, "none": 2}
+    model: Any = OwnModel(rngs)
+    if name != "own":
+        sizes = in_features, 8, 4
+        model = kind(*sizes, num_layers=2, param_dtype=float, rngs=rngs, **options)
+    model.eval()
+    method = str(rng.choice([m for m in METHODS if m != "metis"]))
+    axes = rng.choice([AxisType.Auto, AxisType.Explicit])
+    split = sharded(rng, graph, mesh_of(num_parts, axes), method)
+    x: Any = jnp.asarray(rng.normal(size=(60, 6)))
+    if name == "hgt of widths":
+        x = {kind: x[: TYPES[kind], :width] for kind, width in in_features.items()}
+    elif in_features == 60:
+        x = None
+    weights = [rng.random(graph.num_edges)] if name == "weighted" else []
+    if name == "hgnnp, weighted":
+        weights = [rng.random(30)]
+    if "edge_in_features" in options:
+        weights = [rng.normal(size=(graph.num_edges, 2))]
+    # The last 5 nodes of the graph are padding, which has no type.
+    target = rng.normal(size=(55 if isinstance(x, dict) else 60, 4))
+    check_as_on_one_device(model, graph, split, x, target, weights)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "hgnn"])
 def test_without_edges(name, num_parts, rng):
     """Parts have no empty arrays: XLA of jaxlib 0.11 crashes at them on several GPUs."""
-    with jax.enable_x64(True):
-        kind, options = (MODELS | RELATIONAL | HYPERGRAPHS)[name]
-        graph: Any = Graph.from_edges([], [], num_nodes=9)
-        if name in RELATIONAL:
-            graph = RelationalGraph.from_triples([], [], [], 9, 2)
-            options = {"num_relations": 2}
-        elif name in HYPERGRAPHS:
-            graph = Hypergraph.from_incidence([], [], num_nodes=9, num_hyperedges=0)
-        model: Any = kind(3, 4, 2, param_dtype=float, rngs=nnx.Rngs(0), **options)
-        model.eval()
-        split, x = shard_graph(graph, mesh_of(num_parts), "nodes"), rng.normal(size=(9, 3))
-        for path, leaf in jax.tree.leaves_with_path(split.part):
-            assert leaf.size or "exchange" in jax.tree_util.keystr(
-                path
-            )  # whose arrays are not read
-
-        def loss(x, is_split: bool):
-            y = split.unshard(split.apply(model, split.shard(x))) if is_split else model(graph, x)
-            return jnp.sum(jnp.sin(y)), y
-
-        run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
-        for a, b in zip(
-            *(jax.tree.leaves(run(x, is_split)) for is_split in (True, False)), strict=True
-        ):
-            assert_close(a, b, 1e-10, "on several devices")
+    kind, options = (MODELS | RELATIONAL | HYPERGRAPHS)[name]
+    graph: Any = Graph.from_edges([], [], num_nodes=9)
+    if name in RELATIONAL:
+        graph = RelationalGraph.from_triples([], [], [], 9, 2)
+        options = {"num_relations": 2}
+    elif name in HYPERGRAPHS:
+        graph = Hypergraph.from_incidence([], [], num_nodes=9, num_hyperedges=0)
+    model: Any = kind(3, 4, 2, param_dtype=float, rngs=nnx.Rngs(0), **options)
+    model.eval()
+    split, x = shard_graph(graph, mesh_of(num_parts), "nodes"), rng.normal(size=(9, 3))
+    for path, leaf in jax.tree.leaves_with_path(split.part):
+        # Arrays of the exchange are not read.
+        assert leaf.size or "exchange" in jax.tree_util.keystr(path)
+    check_as_on_one_device(model, graph, split, x, np.ones((9, 1)))
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("num_parts", [1, 8])
 @pytest.mark.parametrize("types", [True, False])
 def test_model_behind_types(types, num_parts, rng):
     """Features of one type and embeddings of another, or embeddings of nodes without types."""
-    with jax.enable_x64(True):
-        graph, rngs = random_relational(rng, num_nodes=55), nnx.Rngs(0)
-        x: Any = {"a": rng.normal(size=(22, 6)), "b": None, "none": None}
-        sizes = {"a": 6, "b": 33, "none": 0}
-        if not types:
-            graph = replace(graph, node_type_names=None, node_type_sizes=None)
-            x, sizes = {"node": None}, {"node": 55}
-        options: Any = {"num_relations": len(RELATIONS), "param_dtype": float, "rngs": rngs}
-        inner = flax_layers.RGAT(4, 8, 3, num_layers=2, heads=2, **options)
-        model = flax_layers.HeteroModel(sizes, inner, param_dtype=float, rngs=rngs)
-        model.eval()
-        split = sharded(rng, graph, mesh_of(num_parts), "random")
-        rows, target = split.shard(x) if types else x, rng.normal(size=(55, 3))
-        definition, params, state = nnx.split(model, nnx.Param, ...)
-
-        def loss(params, is_split: bool):
-            model = nnx.merge(definition, params, state)
-            y = split.unshard(split.apply(model, rows)) if is_split else model(graph, x)
-            return jnp.sum(jnp.sin(y) * target), y
-
-        run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
-        runs = [run(params, is_split) for is_split in (True, False)]
-        for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
-            assert_close(a, b, 1e-10, "on several devices")
-
-
-def test_training_goes_the_same_way(rng):
-    """Losses of 50 steps of gradient descent are those of one device."""
-    with jax.enable_x64(True):
-        graph = random_graph(rng)
-        split = sharded(rng, graph, mesh_of(8, AxisType.Explicit), "hash")
-        x, labels = rng.normal(size=(60, 5)), rng.integers(0, 3, 60)
-        model = flax_layers.GCN(5, 8, 3, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0))
-        model.eval()
-        definition, params, state = nnx.split(model, nnx.Param, ...)
-        rows, classes, valid = split.shard(x), split.shard(labels), split.shard(np.ones(60))
-
-        def loss(params, is_split: bool):
-            model = nnx.merge(definition, params, state)
-            y = split.apply(model, rows) if is_split else model(graph, x)
-            # Padded rows are masked out of the loss.
-            logs, targets = jax.nn.log_softmax(y), classes if is_split else labels
-            picked = jnp.take_along_axis(logs, targets[..., None], -1)[..., 0]
-            return -jnp.sum(picked * valid if is_split else picked) / 60
-
-        def train(is_split: bool):
-            def step(params, _: None):
-                value, slope = jax.value_and_grad(loss)(params, is_split)
-                return jax.tree.map(lambda p, g: p - 0.1 * g, params, slope), value
-
-            return jax.jit(lambda params: jax.lax.scan(step, params, None, 50))(params)
-
-        assert_close(train(True)[1], train(False)[1], 1e-6, "the losses")
+    graph, rngs = random_relational(rng, num_nodes=55), nnx.Rngs(0)
+    x: Any = {"a": rng.normal(size=(22, 6)), "b": None, "none": None}
+    sizes = {"a": 6, "b": 33, "none": 0}
+    if not types:
+        graph = replace(graph, node_type_names=None, node_type_sizes=None)
+        x, sizes = {"node": None}, {"node": 55}
+    options: Any = {"num_relations": len(RELATIONS), "param_dtype": float, "rngs": rngs}
+    inner = flax_layers.RGAT(4, 8, 3, num_layers=2, heads=2, **options)
+    model = flax_layers.HeteroModel(sizes, inner, param_dtype=float, rngs=rngs)
+    model.eval()
+    split = sharded(rng, graph, mesh_of(num_parts), "random")
+    check_as_on_one_device(model, graph, split, x, rng.normal(size=(55, 3)))
 
 
 @pytest.mark.parametrize("after", [1, 4])

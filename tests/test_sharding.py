@@ -106,6 +106,7 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     hypergraph = Hypergraph.from_incidence(
         rng.integers(0, NODES, EDGES), rng.integers(0, ROWS, EDGES), num_nodes=NODES
     )
+    # The last rows belong to no group.
     sizes = np.full(GROUPS, EDGES // GROUPS - 3, np.int32)
     kernel = normal(GROUPS, WIDTH, 2 * WIDTH)
     entries = P("d")
@@ -263,6 +264,7 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     ):
         case = named_cases[name]
         named_cases[f"{name}, gradients"] = case._replace(function=gradient_of(case.function))
+    # Each device has a part of the gradient to the weights, which are all-reduced.
     product = named_cases["segment_matmul, rows, gradients"]
     named_cases["segment_matmul, rows, gradients"] = product._replace(
         kinds=reduced, floats=GROUPS * WIDTH * 2 * WIDTH
@@ -271,6 +273,7 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     named_cases["additive_attention, entries, gradients"] = attended._replace(
         function=gradient_of(attended.function), floats=5 * HEADS * (NODES + 2 * ROWS) * WIDTH
     )
+    # Split features leave a partial dot product of each edge on a device.
     weighted = named_cases["spmm, features, gradients"]
     named_cases["spmm, features, gradients"] = weighted._replace(kinds=reduced, floats=EDGES)
     return named_cases

@@ -65,6 +65,7 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
         graph = Graph.from_edges(src, dst, num_src=NODES, num_dst=ROWS, validate=False)
         square = Graph.from_edges(src, dst, num_nodes=NODES, validate=False)
         sizes = {"num_nodes": NODES, "num_hyperedges": ROWS}
+        # Builders with validation take no ids of -1; graphs above have them as padding.
         src = np.abs(src)
         hypergraph = Hypergraph.from_incidence(src, dst, **sizes)
         directed = Hypergraph.from_directed(src, dst, dst, src % ROWS, **sizes)
@@ -72,6 +73,7 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
             src, relation, dst, num_nodes=NODES, num_relations=RELATIONS
         )
     ids = np.sort(dst).astype(np.int32)
+    # Rows are left over, which belong to no group.
     group_sizes = np.full(GROUPS, EDGES // GROUPS - 1, np.int32)
     x, rows = normal(NODES, WIDTH), normal(ROWS, WIDTH)
     x_heads, key, rows_heads = (normal(n, HEADS, WIDTH) for n in (NODES, NODES, ROWS))
@@ -132,6 +134,7 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
             f"hypergraph_aggregate, {kind}",
             functools.partial(jax_gnn.hypergraph_aggregate, normalization="symmetric"),
             index,
+            # Degrees are sums of these weights, and their roots are taken.
             **{"x": x, "hyperedge_weight": np.abs(normal(ROWS))},
         )
         weights = {"incidence_weight": per_edge}
@@ -259,6 +262,7 @@ class Checked:
         self.cotangent = jax.tree.map(
             lambda x: rng.normal(size=x.shape).astype(x.dtype), like_value
         )
+        # Computed once: each test compares several splits of the same arrays.
         self.want = jax.jit(self.value_and_gradients)(call.index, call.arrays, self.cotangent)
 
     def value_and_gradients(self, index, arrays, cotangent):
@@ -275,6 +279,7 @@ class Checked:
         index, arrays = self.tree.unflatten(placed)
         with jax.set_mesh(mesh):
             if closed_over:
+                # Constants of a program have no sharding, so that rules must not expect one.
                 index, _ = self.tree.unflatten(self.leaves)
                 function = functools.partial(self.value_and_gradients, index)
                 got = jax.jit(function)(arrays, self.cotangent)
@@ -295,6 +300,7 @@ def test_one_axis(name, kind, rng):
     splits = list(split_leaves(call))
     of_index = [split for split in splits if split[0] < num_index]
     of_arrays = splits[len(of_index) :]
+    # All index arrays would take minutes; another seed takes others.
     some = rng.permutation(len(of_index))[:MOST_INDEX_ARRAYS]
     for i, axis, message in [*of_arrays, *(of_index[k] for k in some)]:
         checked.check(mesh, {i: P(*[None] * axis, "d")}, message, closed_over=False)
@@ -312,6 +318,7 @@ def test_axes_of_two_sizes(name, rng):
     checked = Checked(call, rng)
     sizes = sorted({np.shape(checked.leaves[i])[axis] for i, axis, _ in split_leaves(call)})
     mesh = mesh_of_two_axes(AxisType.Explicit)
+    # Axes of one size are split over one axis of the mesh, of another size over the other.
     for pair in rng.permutation(list(itertools.permutations(sizes, 2)))[:2].tolist():
         specs = {}
         for i, leaf in enumerate(checked.leaves):

@@ -27,6 +27,7 @@ def rings_and_trees(rng, count=60):
     pairs = []
     for size, label, first in zip(sizes, y, np.cumsum(sizes) - sizes, strict=True):
         ids = np.arange(1, size)
+        # A ring is a path that is closed; a tree hangs each node on any before it.
         parents = ids - 1 if label else (rng.random(size - 1) * ids).astype(int)
         edges = np.stack([ids, parents], 1)
         pairs.append(first + (np.append(edges, [[0, size - 1]], 0) if label else edges))

@@ -55,6 +55,7 @@ def test_equals_the_formula(rng, types, batch, use_bias):
     plan = TypePlan.from_types(types, TYPES)
     assert_close(layer(x, plan), want, 1e-6, "plan")
     assert_close(nnx.jit(layer)(x, plan), want, 1e-6, "plan, inside jit")
+    # Rows that are sorted already take a plan of sizes alone.
     order = np.asarray(plan.order)
     in_order = layer(x[order], TypePlan.from_sizes(plan.group_sizes))
     assert_close(in_order, want[order], 1e-6, "sorted rows")
@@ -71,6 +72,7 @@ def test_gradients(types, x):
 
     def plain(parameters, x):
         kernel, bias = parameters["kernel"][...], parameters["bias"][...]
+        # Types out of range read the first kernel, and their rows are masked.
         at = np.where(valid, types, 0)
         y = jnp.einsum("ri,rio->ro", x, kernel[at], precision="highest") + bias[at]
         return jnp.sum(jnp.sin(jnp.where(valid[:, None], y, 0)))
@@ -92,6 +94,7 @@ def test_backward_pass_gathers(types, x):
 def test_untyped_rows_are_not_read(types, x):
     layer = layer_of()
     valid = (types >= 0) & (types < TYPES)
+    # A gather of all kernels with a mask behind it would spread the NaN.
     dirty = np.where(valid[:, None], x, np.nan)
     y = layer(dirty, types)
     assert same_bits(y[~valid], np.zeros(((~valid).sum(), OUT), np.float32))
@@ -114,6 +117,7 @@ def test_plan(rng, types, x):
     mapped = jax.vmap(lambda types, x: TypePlan.from_types(types, TYPES).sort(x), (0, None))
     for row, a in zip(mapped(many, x), many, strict=True):
         np.testing.assert_array_equal(row, TypePlan.from_types(a, TYPES).sort(x))
+    # A plan of sizes moves no rows.
     as_sorted = TypePlan.from_sizes(plan.group_sizes)
     assert (as_sorted.num_types, as_sorted.num_rows) == (TYPES, None)
     x = jnp.asarray(x)
@@ -122,6 +126,7 @@ def test_plan(rng, types, x):
 
 def test_types_beyond_32_bits(x):
     """Types beyond 32 bits are out of range; sizes of 2³² - 1 count as all rows."""
+    # Narrowed to 32 bits, 2³² would be type 0.
     types = np.resize([0, 2**32, 2, -(2**32), 2**31 + 1, 1, -(2**63)], ROWS)
     near = np.clip(types, -1, TYPES).astype(np.int32)
     for x64 in (False, True):
@@ -140,8 +145,6 @@ def test_plan_takes_lists():
     np.testing.assert_array_equal(plan.sort([5, 6, 7]), [6, 5, 7])
     np.testing.assert_array_equal(plan.unsort([6, 5, 7]), [5, 6, 7])
     np.testing.assert_array_equal(TypePlan.from_sizes([1, 1]).sort([5, 6]), [5, 6])
-    with pytest.raises(ValueError, match=r"x must be \(rows=3, \*features\), got shape \(2,\)"):
-        plan.sort([1, 2])
 
 
 def test_one_trace_for_all_types(rng, x):
@@ -170,6 +173,7 @@ def test_each_type_is_initialised_like_a_linear_layer():
     layer = TypedLinear(50, 64, 32, rngs=nnx.Rngs(0))
     kernel = np.asarray(layer.kernel[...])
     assert kernel.shape == (50, 64, 32)
+    # An initializer that sees three axes counts the types as inputs.
     assert abs(kernel.std() * np.sqrt(64) - 1) < 0.05
     assert len({weight.tobytes() for weight in kernel}) == 50
     assert layer.bias is not None
@@ -188,21 +192,7 @@ def test_dtypes(types, x, dtype, param_dtype, result):
     assert_close(y, expected(layer, x, types), 3e-2 if result == "bfloat16" else 1e-6, "value")
 
 
-def test_bad_arguments(types, x):
+def test_plans_have_the_types_of_the_layer(types, x):
     layer = layer_of()
-    with pytest.raises(ValueError, match="num_types must be positive, got 0"):
-        TypedLinear(0, IN, OUT, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"\(40, ..., 6\), got \(40, 5\)"):
-        layer(x[:, :5], types)
-    with pytest.raises(ValueError, match=r"\(40, ..., 6\), got \(39, 6\)"):
-        layer(x[:-1], types)
     with pytest.raises(ValueError, match="num_types = 5, got 4"):
         layer(x, TypePlan.from_types(types, 4))
-    with pytest.raises(TypeError, match="types must be an array of integers, got float32"):
-        layer(x, x[:, 0])
-    with pytest.raises(ValueError, match="types must be one-dimensional"):
-        layer(x, types[:, None])
-    with pytest.raises(ValueError, match="num_types must not be negative"):
-        TypePlan.from_types(types, -1)
-    with pytest.raises(ValueError, match=r"x must be \(rows=40, \*features\), got shape \(39, 6\)"):
-        TypePlan.from_types(types, TYPES).sort(jnp.asarray(x[:-1]))

@@ -162,18 +162,22 @@ class Draw:
             t_split=self.split(t_indptr, t_cols, num_dst) if split else None,
         )
 
-    def numbers(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return numbers whose sums are exact in any order."""
-        return self.rng.integers(-2, 3, shape).astype(jnp.dtype(dtype))
+    def operand(self, description: str, size: Size, dtype: str) -> np.ndarray:
+        """Return the array that a description of `enter` asks for."""
+        kind, *axes = description.split()
+        sizes = [(axis, getattr(size, axis.rstrip("?"))) for axis in axes]
+        shape = [count for axis, count in sizes if count != 1 or not axis.endswith("?")]
+        if kind == "factors":  # which have the dtype of sums
+            dtype = "float64" if dtype == "float64" else "float32"
+        if kind == "integers":
+            dtype = "int64" if dtype == "float64" else "int32"
+        choices = {"signs": [-1.0, 1.0], "weights": [-1.0, 0.5, 1.0, 2.0]}
+        choices["factors"] = choices["weights"]
+        # Sums of these are exact in any order.
+        return self.rng.choice(choices.get(kind, range(-2, 3)), shape).astype(jnp.dtype(dtype))
 
-    def weights(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        return self.rng.choice([-1.0, 0.5, 1.0, 2.0], shape).astype(jnp.dtype(dtype))
 
-    def signs(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        return self.rng.choice([-1.0, 1.0], shape).astype(jnp.dtype(dtype))
-
-
-# --- Calls ---------------------------------------------------------------------------------------
+# --- Sizes ---------------------------------------------------------------------------------------
 
 
 class Size(NamedTuple):
@@ -186,6 +190,14 @@ class Size(NamedTuple):
     @property
     def width(self) -> int:
         return self.heads * self.depth
+
+    # Sizes of products, which are bounded as these take long, and constants.
+    groups = property(lambda self: min(self.cols, 50))
+    k = property(lambda self: min(self.width, 40))
+    n = property(lambda self: min(self.depth, 50))
+    relations = property(lambda self: 3)
+    one = property(lambda self: 1)
+    four = property(lambda self: 4)
 
 
 SMALL = (
@@ -209,233 +221,60 @@ LARGE = (  # of several tasks
     Size(2000, 2000, 20000, 1, 4),
 )
 Program = Callable[..., Any]
+Maker = Callable[["Size", str], tuple[Callable[..., Any], Callable[["Draw"], tuple[Any, ...]]]]
 # From (size, dtype): a function of (indices, *operands), and one that gives both from a Draw.
-Maker = Callable[[Size, str], tuple[Program, Callable[[Draw], tuple[Any, ...]]]]
 OPS: dict[str, Maker] = {}
+Indices = Callable[[Draw, Size], Any]
 
 
-def op(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters a maker; one that takes a name before all else for each of the names."""
+def enter(name: str, function: Callable[..., Any], indices: Indices, *operands: str) -> None:
+    """Enter an op.
 
-    def enter(maker: Callable[..., Any]) -> Callable[..., Any]:
-        for name in names:
-            wants_name = len(names) > 1
-            OPS[name] = functools.partial(maker, name.split()[-1]) if wants_name else maker
-        return maker
+    Args:
+        name: name of the op and its variant.
+        function: function of (size, indices, *operands).
+        indices: function that draws the indices.
+        operands: for each operand its contents and the names of its axes, as in "numbers cols
+            width". Axes with a question mark are left out where their size is 1.
+    """
 
-    return enter
-
-
-def accumulator(dtype: str) -> str:
-    return dtype if dtype == "float64" else "float32"
-
-
-@op("spmm sum", "spmm mean", "spmm max", "spmm min")
-def spmm(reduce: str, size: Size, dtype: str) -> Any:
-    heads = () if size.heads == 1 else (size.heads,)
-    return (
-        lambda graph, x, weight: jax_gnn.spmm(graph, x, weight, reduce=reduce),
-        lambda draw: (
-            draw.graph(size.cols, size.rows, size.entries, False),
-            draw.numbers((size.cols, *heads, size.depth), dtype),
-            draw.weights((size.entries, *heads), dtype),
-        ),
-    )
-
-
-@op("plain spmm sum", "plain spmm mean", "plain spmm max", "plain spmm min")
-def plain_spmm(reduce: str, size: Size, dtype: str) -> Any:
-    return (
-        lambda graph, x: jax_gnn.spmm(graph, x, reduce=reduce),
-        lambda draw: (
-            draw.graph(size.cols, size.rows, size.entries, False),
-            draw.numbers((size.cols, size.width), dtype),
-        ),
-    )
-
-
-@op("finished spmm sum", "finished spmm mean")
-def finished_spmm(reduce: str, size: Size, dtype: str) -> Any:
-    names = "self_scale", "out_scale", "result_scale", "residual", "bias"
-
-    def call(graph, x, *epilogue) -> Any:
-        options = dict(zip(names, epilogue, strict=True))
-        return jax_gnn.spmm(graph, x, reduce=reduce, activation="relu", **options)
-
-    return (
-        call,
-        lambda draw: (
-            draw.graph(size.rows, size.rows, size.entries, False),
-            draw.numbers((size.rows, size.width), dtype),
-            *(draw.weights((size.rows,), dtype) for _ in range(3)),
-            draw.numbers((size.rows, size.width), dtype),
-            draw.numbers((size.width,), dtype),
-        ),
-    )
-
-
-@op("sddmm dot", "sddmm add")
-def sddmm(kind: str, size: Size, dtype: str) -> Any:
-    return (
-        lambda graph, a, b: jax_gnn.sddmm(graph, a, b, op=kind),
-        lambda draw: (
-            draw.graph(size.cols, size.rows, size.entries, False),
-            draw.numbers((size.rows, size.heads, size.depth), dtype),
-            draw.numbers((size.cols, size.heads, size.depth), dtype),
-        ),
-    )
-
-
-@op("attention additive", "attention gatv2", "attention dot")
-def attention(kind: str, size: Size, dtype: str) -> Any:
-    def call(graph, row_key, col_key, value, scale) -> jax.Array:
-        if kind == "additive":
-            operands = row_key[..., 0], col_key[..., 0], col_key
-        else:
-            operands = (row_key, col_key, value[0] if kind == "gatv2" else col_key)
-        return getattr(jax_gnn, f"{kind}_attention")(graph, *operands, edge_scale=scale)
-
-    return (
-        call,
-        lambda draw: (
-            draw.graph(size.cols, size.rows, size.entries, False),
-            draw.numbers((size.rows, size.heads, size.depth), dtype),
-            draw.numbers((size.cols, size.heads, size.depth), dtype),
-            draw.numbers((1, size.heads, size.depth), dtype),
-            draw.weights((size.entries, size.heads), dtype),
-        ),
-    )
-
-
-@op("index_segment_reduce sum", "index_segment_reduce max")
-def index_segment_reduce(reduce: str, size: Size, dtype: str) -> Any:
-    return (
-        lambda ids, x, weight: jax_gnn.index_segment_reduce(x, *ids, size.rows, weight, reduce),
-        lambda draw: (
-            (draw.anything(size.entries, size.cols), draw.rows(size.entries, size.rows)),
-            draw.numbers((size.cols, size.width), dtype),
-            draw.weights((size.entries,), dtype),
-        ),
-    )
-
-
-# Without the deviation, whose gradient is large and rounds otherwise where it is nearly 0.
-SEGMENT_OPS = tuple(name for name in REDUCTIONS if name not in ("argmax", "std"))
-
-
-def segment_numbers(name: str) -> Callable[..., np.ndarray]:
-    return Draw.signs if name == "prod" else Draw.numbers
-
-
-@op(*(f"segment {name}" for name in SEGMENT_OPS))
-def segment(name: str, size: Size, dtype: str) -> Any:
-    function, numbers = getattr(jax_gnn, f"segment_{name}"), segment_numbers(name)
-    return (
-        lambda ids, data: function(data, ids, size.rows, indices_are_sorted=True),
-        lambda draw: (
-            draw.rows(size.entries, size.rows),
-            numbers(draw, (size.entries, size.width), dtype),
-        ),
-    )
-
-
-@op(*(f"unsorted segment {name}" for name in SEGMENT_OPS))
-def unsorted_segment(name: str, size: Size, dtype: str) -> Any:
-    function, numbers = getattr(jax_gnn, f"segment_{name}"), segment_numbers(name)
-    return (
-        lambda ids, data: function(data, ids, size.rows),
-        lambda draw: (
-            draw.anything(size.entries, size.rows),
-            numbers(draw, (size.entries, size.width), dtype),
-        ),
-    )
-
-
-@op("scatter in any order")
-def scatter(size: Size, dtype: str) -> Any:
-    """A kernel of large results, without derivatives."""
-    wide = jnp.promote_types(dtype, jnp.float32)
-    return (
-        lambda ids, data: unsorted.segment_scatter(
-            jax.lax.stop_gradient(data.astype(wide)), ids, num_rows=size.rows, reduce="sum"
-        ),
-        lambda draw: (
-            draw.anything(size.entries, size.rows),
-            draw.numbers((size.entries, size.width), dtype),
-        ),
-    )
-
-
-@op("gather in any order")
-def gather(size: Size, dtype: str) -> Any:
-    return (
-        lambda ids, x: unsorted.gather_rows(jax.lax.stop_gradient(x), ids),
-        lambda draw: (
-            draw.anything(size.entries, size.rows),
-            draw.numbers((size.rows, size.width), dtype),
-        ),
-    )
-
-
-@op(*(f"indptr segment {name}" for name in SEGMENT_OPS))
-def indptr_segment(name: str, size: Size, dtype: str) -> Any:
-    function, numbers = getattr(jax_gnn, f"segment_{name}"), segment_numbers(name)
-    return (
-        lambda indptr, data: function(data, indptr=indptr),
-        lambda draw: (
-            draw.indptr(size.rows, size.entries),
-            numbers(draw, (size.entries, size.width), dtype),
-        ),
-    )
-
-
-@op("segment_argmax")
-def argmax(size: Size, dtype: str) -> Any:
-    return (
-        lambda ids, data: jax_gnn.segment_argmax(data, ids, size.rows, indices_are_sorted=True),
-        lambda draw: (
-            draw.rows(size.entries, size.rows),
-            draw.numbers((size.entries, size.width), dtype),
-        ),
-    )
-
-
-@op("integers sum", "integers max", "integers min", "integers prod")
-def integers(name: str, size: Size, dtype: str) -> Any:
-    function = getattr(jax_gnn, f"segment_{name}")
-    wide = "int64" if dtype == "float64" else "int32"
-    return (
-        lambda ids, data: function(data, ids, size.rows, indices_are_sorted=True),
-        lambda draw: (
-            draw.rows(size.entries, size.rows),
-            draw.numbers((size.entries, size.width), wide),
-        ),
-    )
-
-
-@op("SegmentIndex")
-def segment_index(size: Size, dtype: str) -> Any:
-    def function(ids, nodes, edges) -> Any:
-        rows, order, inverse = ids
-        index = jax_gnn.SegmentIndex(inverse, rows, order, num_segments=size.rows)
-        return index.gather(nodes), index.segment_sum(edges)
-
-    def arguments(draw: Draw) -> Any:
-        order = draw.anything(size.entries, size.entries)
-        return (
-            (draw.rows(size.entries, size.rows), order, draw.anything(size.entries, size.rows)),
-            draw.numbers((size.rows, size.width), dtype),
-            draw.numbers((size.entries, size.width), dtype),
+    def maker(size: Size, dtype: str) -> Any:
+        return functools.partial(function, size), lambda draw: (
+            indices(draw, size),
+            *(draw.operand(operand, size, dtype) for operand in operands),
         )
 
-    return function, arguments
+    OPS[name] = maker
 
 
-# Primitives, on matrices whose halves have nothing to do with each other.
+# --- Indices -------------------------------------------------------------------------------------
+
+
+def bipartite(draw: Draw, size: Size) -> jax_gnn.Graph:
+    return draw.graph(size.cols, size.rows, size.entries, False)
+
+
+def square(draw: Draw, size: Size) -> jax_gnn.Graph:
+    return draw.graph(size.rows, size.rows, size.entries, False)
+
+
+def sorted_ids(draw: Draw, size: Size) -> np.ndarray:
+    return draw.rows(size.entries, size.rows)
+
+
+def any_ids(draw: Draw, size: Size) -> np.ndarray:
+    return draw.anything(size.entries, size.rows)
+
+
+def row_pointers(draw: Draw, size: Size) -> np.ndarray:
+    return draw.indptr(size.rows, size.entries)
 
 
 def matrix(draw: Draw, size: Size) -> Any:
-    """Return both halves of a matrix: consistent, with padding other than -1, or garbage."""
+    """Return both halves of a matrix: consistent, with padding other than -1, or garbage.
+
+    Halves of garbage have nothing to do with each other.
+    """
     count = size.entries
     if not draw.is_consistent:
         forward = draw.anything(count, size.rows), draw.anything(count, size.cols), None
@@ -467,141 +306,9 @@ def matrix(draw: Draw, size: Size) -> Any:
     return SparseMatrix(half(size.rows, *forward), half(size.cols, *backward))
 
 
-@op("primitive segment_reduce")
-def segment_reduce(size: Size, dtype: str) -> Any:
-    return (
-        lambda ids, x, weight: [
-            primitive.segment_reduce(x, weight, ids, reduce=reduce, heads=size.heads)
-            for reduce in ("sum", "mean", "max")
-        ],
-        lambda draw: (
-            matrix(draw, size),
-            draw.numbers((size.cols, size.width), dtype),
-            draw.weights((size.entries, size.heads), accumulator(dtype)),
-        ),
-    )
-
-
-@op("primitive segment_select weighted", "primitive segment_select plain")
-def segment_select(kind: str, size: Size, dtype: str) -> Any:
-    def function(ids, row_key, col_key, value, weight, factor) -> Any:
-        weight = weight if kind == "weighted" else None
-        return [
-            select.segment_select(
-                row_key,
-                col_key,
-                value,
-                weight,
-                factor,
-                ids,
-                weight_on_row=weight_on_row,
-                heads=size.heads,
-            )
-            for weight_on_row in (False, True)
-        ]
-
-    return function, lambda draw: (
-        matrix(draw, size),
-        draw.numbers((size.rows, size.width), dtype),
-        *(draw.numbers((size.cols, size.width), dtype) for _ in range(2)),
-        *(draw.weights((size.entries, size.heads), accumulator(dtype)) for _ in range(2)),
-    )
-
-
-@op("primitive sddmm_select")
-def sddmm_select(size: Size, dtype: str) -> Any:
-    def function(ids, a, b, row_key, col_key, weight) -> Any:
-        return select.sddmm_select(
-            a, b, row_key, col_key, weight, ids, weight_on_row=False, heads=size.heads
-        )
-
-    shapes = [(size.rows, size.width), (size.cols, size.width)] * 2
-    return function, lambda draw: (
-        matrix(draw, size),
-        *(draw.numbers(shape, dtype) for shape in shapes),
-        draw.weights((size.entries, size.heads), accumulator(dtype)),
-    )
-
-
-@op("primitive segment_reduce_vjp")
-def segment_reduce_vjp(size: Size, dtype: str) -> Any:
-    return (
-        lambda ids, x, weight, ct: primitive.segment_reduce_vjp(x, weight, ct, ids),
-        lambda draw: (
-            matrix(draw, size),
-            draw.numbers((size.cols, size.width), dtype),
-            draw.weights((size.entries, size.heads), accumulator(dtype)),
-            draw.numbers((size.rows, size.width), dtype),
-        ),
-    )
-
-
-@op("primitive segment_softmax_tangent")
-def softmax_tangent(size: Size, dtype: str) -> Any:
-    def arguments(draw: Draw) -> Any:
-        rows = draw.rows(size.entries, size.rows)
-        ids = segments(rows, size.rows)
-        numbers = [draw.numbers((size.entries, size.width), dtype) for _ in range(2)]
-        return ids, *numbers
-
-    return lambda ids, y, t: softmax.segment_softmax_tangent(y, t, ids), arguments
-
-
-# Hypergraphs.
-
-
 def hypergraph(draw: Draw, size: Size, directed: bool = False) -> jax_gnn.Hypergraph:
     counts = [size.entries, size.entries // 2 + 1] if directed else [size.entries]
     return jax_gnn.Hypergraph(*(draw.graph(size.rows, size.cols, n, True) for n in counts))
-
-
-@op("hypergraph_aggregate undirected", "hypergraph_aggregate directed")
-def hypergraph_aggregate(kind: str, size: Size, dtype: str) -> Any:
-    def function(hypergraph, x, weight, scale_in, scale_out) -> Any:
-        return jax_gnn.hypergraph_aggregate(
-            hypergraph,
-            x,
-            weight,
-            node_scale_in=scale_in,
-            node_scale_out=scale_out,
-            self_scale=0.5 if kind == "directed" else None,
-            residual=x if kind == "directed" else None,
-            activation="relu" if kind == "directed" else None,
-        )
-
-    return function, lambda draw: (
-        hypergraph(draw, size, kind == "directed"),
-        draw.numbers((size.rows, size.width), dtype),
-        *(draw.weights((n,), dtype) for n in (size.cols, size.rows, size.rows)),
-    )
-
-
-@op("normalized hypergraph_aggregate")
-def normalized(size: Size, dtype: str) -> Any:
-    return (
-        lambda hypergraph, x: jax_gnn.hypergraph_aggregate(
-            hypergraph, x, normalization="symmetric"
-        ),
-        lambda draw: (hypergraph(draw, size), draw.numbers((size.rows, size.width), dtype)),
-    )
-
-
-@op("hypergraph stages")
-def hypergraph_stages(size: Size, dtype: str) -> Any:
-    def function(hypergraph, x, weight) -> Any:
-        h = jax_gnn.node_to_hyperedge(hypergraph, x, weight, reduce="max")
-        h = jnp.where(jnp.isfinite(h), h, 0)
-        y = jax_gnn.hyperedge_to_node(hypergraph, h, weight, reduce="mean")
-        return h, y, jax_gnn.incidence_softmax(hypergraph, weight, "node")
-
-    return function, lambda draw: (
-        hypergraph(draw, size),
-        draw.numbers((size.rows, size.width), dtype),
-        draw.weights((size.entries,), dtype),
-    )
-
-
-# Groups of rows.
 
 
 def sizes_of(draw: Draw, groups: int, rows: int) -> np.ndarray:
@@ -611,346 +318,474 @@ def sizes_of(draw: Draw, groups: int, rows: int) -> np.ndarray:
     return np.diff(starts).astype(np.int32)
 
 
-def offset_of(draw: Draw, groups: int) -> np.ndarray:
-    return np.int32(0 if draw.is_consistent else draw.rng.choice(draw.edges_of(groups)))
+def groups(draw: Draw, size: Size) -> tuple[np.ndarray, np.ndarray]:
+    """Return sizes of groups and the number of groups before the first."""
+    offset = 0 if draw.is_consistent else draw.rng.choice(draw.edges_of(size.groups))
+    return sizes_of(draw, size.groups, size.entries), np.int32(offset)
 
 
-@op("segment_matmul none", "segment_matmul gelu")
-def segment_matmul(activation: str, size: Size, dtype: str) -> Any:
-    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
-
-    def function(ids, lhs, rhs, bias) -> Any:
-        sizes, offset = ids
-        return jax_gnn.segment_matmul(
-            lhs,
-            rhs,
-            sizes,
-            bias=bias,
-            group_offset=offset,
-            activation=None if activation == "none" else activation,
-            precision="highest",
-        )
-
-    def arguments(draw: Draw) -> Any:
-        return (
-            (sizes_of(draw, groups, size.entries), offset_of(draw, groups)),
-            draw.numbers((size.entries, k), dtype),
-            draw.numbers((groups, k, n), dtype),
-            draw.numbers((groups, n), dtype),
-        )
-
-    return function, arguments
+def groups_of_listed_rows(draw: Draw, size: Size) -> tuple[np.ndarray, ...]:
+    """Return groups, rows that are read and rows that are written, each at most once."""
+    out_rows = draw.anything(size.entries, size.entries)
+    if draw.is_consistent:
+        out_rows = draw.rng.permutation(size.entries).astype(np.int32)
+        out_rows[draw.rng.random(size.entries) < 0.2] = draw.rng.choice([-1, size.entries])
+    lists = draw.anything(size.entries, size.rows), out_rows
+    return *groups(draw, size), *lists
 
 
-@op("segment_outer")
-def segment_outer(size: Size, dtype: str) -> Any:
-    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
-
-    def function(ids, lhs, rhs) -> Any:
-        sizes, offset = ids
-        return jax_gnn.segment_outer(
-            lhs, rhs, sizes, num_groups=groups, group_offset=offset, precision="highest"
-        )
-
-    def arguments(draw: Draw) -> Any:
-        return (
-            (sizes_of(draw, groups, size.entries), offset_of(draw, groups)),
-            draw.numbers((size.entries, k), dtype),
-            draw.numbers((size.entries, n), dtype),
-        )
-
-    return function, arguments
-
-
-@op("segment_matmul of listed rows")
-def listed_matmul(size: Size, dtype: str) -> Any:
-    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
-
-    def function(ids, lhs, rhs, bias, scale) -> Any:
-        sizes, offset, lhs_rows, out_rows = ids
-        return jax_gnn.segment_matmul(
-            lhs,
-            rhs,
-            sizes,
-            group_offset=offset,
-            lhs_rows=lhs_rows,
-            out_rows=out_rows,
-            scale=scale,
-            bias=bias,
-            precision="highest",
-        )
-
-    def arguments(draw: Draw) -> Any:
-        out_rows = draw.anything(size.entries, size.entries)
-        if draw.is_consistent:
-            out_rows = draw.rng.permutation(size.entries).astype(np.int32)
-            out_rows[draw.rng.random(size.entries) < 0.2] = draw.rng.choice([-1, size.entries])
-        lists = draw.anything(size.entries, size.rows), out_rows
-        return (
-            (sizes_of(draw, groups, size.entries), offset_of(draw, groups), *lists),
-            draw.numbers((size.rows, k), dtype),
-            draw.numbers((groups, k, n), dtype),
-            draw.numbers((groups, n), dtype),
-            draw.weights((size.entries,), accumulator(dtype)),
-        )
-
-    return function, arguments
-
-
-@op("segment_outer of listed rows")
-def listed_outer(size: Size, dtype: str) -> Any:
-    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
-
-    def function(ids, lhs, rhs, scale) -> Any:
-        sizes, offset, lhs_rows, rhs_rows = ids
-        return jax_gnn.segment_outer(
-            lhs,
-            rhs,
-            sizes,
-            num_groups=groups,
-            group_offset=offset,
-            lhs_rows=lhs_rows,
-            rhs_rows=rhs_rows,
-            scale=scale,
-            precision="highest",
-        )
-
-    def arguments(draw: Draw) -> Any:
-        lists = draw.anything(size.entries, size.rows), draw.anything(size.entries, size.cols)
-        return (
-            (sizes_of(draw, groups, size.entries), offset_of(draw, groups), *lists),
-            draw.numbers((size.rows, k), dtype),
-            draw.numbers((size.cols, n), dtype),
-            draw.weights((size.entries,), accumulator(dtype)),
-        )
-
-    return function, arguments
-
-
-@op("primitive segment_matmul")
-def primitive_matmul(size: Size, dtype: str) -> Any:
-    """Lists whose halves have nothing to do with each other."""
-    groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
-    count = size.entries
-
-    def function(ids, lhs, rhs) -> Any:
-        sizes, gather, scatter = ids
-        return products.segment_matmul(
-            lhs,
-            rhs,
-            None,
-            None,
-            None,
-            sizes,
-            jnp.zeros((1,), jnp.int32),
-            gather,
-            scatter,
-            transposed=False,
-            precision=jax.lax.Precision.HIGHEST,
-            activation=None,
-            dtype=jnp.dtype(dtype),
-        )
-
-    def arguments(draw: Draw) -> Any:
-        rows, by_col = draw.anything(count, size.rows), draw.anything(count, size.rows)
-        order, places, inverse = (draw.anything(count, count) for _ in range(3))
-        if draw.is_consistent:
-            order = np.argsort(rows, kind="stable").astype(np.int32)
-            places = draw.rng.permutation(count).astype(np.int32)
-            by_col, inverse = rows[order], np.argsort(places).astype(np.int32)
-        gather = SparseMatrix(
-            Csr(None, rows, num_rows=count), Csr(by_col, order, num_rows=size.rows)
-        )
-        return (
-            (sizes_of(draw, groups, count), gather, csr.permutation(places, inverse)),
-            draw.numbers((size.rows, k), dtype),
-            draw.numbers((groups, k, n), dtype),
-        )
-
-    return function, arguments
-
-
-@op("TypePlan")
-def type_plan(size: Size, dtype: str) -> Any:
-    groups, k = min(size.cols, 50), min(size.width, 40)
-
-    def function(plan, x, rhs) -> Any:
-        product = jax_gnn.segment_matmul(plan.sort(x), rhs, plan.group_sizes, precision="highest")
-        return plan.unsort(product)
-
-    def arguments(draw: Draw) -> Any:
-        count = size.entries
-        order = draw.rng.permutation(count).astype(np.int32) if draw.is_consistent else None
-        inverse = (
-            np.argsort(order).astype(np.int32)
-            if draw.is_consistent
-            else draw.anything(count, count)
-        )
-        order = order if draw.is_consistent else draw.anything(count, count)
-        return (
-            jax_gnn.TypePlan(sizes_of(draw, groups, count), order, inverse),
-            draw.numbers((count, k), dtype),
-            draw.numbers((groups, k, 4), dtype),
-        )
-
-    return function, arguments
-
-
-# Relations.
-
-RELATIONS = 3
+def groups_of_listed_pairs(draw: Draw, size: Size) -> tuple[np.ndarray, ...]:
+    lists = draw.anything(size.entries, size.rows), draw.anything(size.entries, size.cols)
+    return *groups(draw, size), *lists
 
 
 def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.RelationalGraph:
     """Return a graph built from ids with padding, or of garbage; one pair for each edge."""
-    num_src, num_dst, count = size.cols, size.rows, size.entries
+    num_src, num_dst, count, relations = size.cols, size.rows, size.entries, size.relations
     nodes_by_part = {"from_pairs": ("src", num_src), "to_pairs": ("dst", num_dst)}
     of_pairs = [part for part in nodes_by_part if part in parts]
     if draw.is_consistent:
         graph = jax_gnn.RelationalGraph.from_triples(
-            *(draw.anything(count, n) for n in (num_src, RELATIONS, num_dst)),
-            num_relations=RELATIONS,
+            *(draw.anything(count, n) for n in (num_src, relations, num_dst)),
+            num_relations=relations,
             num_src=num_src,
             num_dst=num_dst,
             parts=tuple(of_pairs),
             validate=False,
         )
-        graph = graph.pad(**{f"num_{nodes_by_part[part][0]}_pairs": count for part in of_pairs})
-    else:
-        built: dict[str, Any] = {}
-        for part in of_pairs:
-            side, num_nodes = nodes_by_part[part]
-            sizes = (count, num_dst) if side == "src" else (num_src, count)
-            edges = draw.graph(*sizes, count, False)
-            kind = OutOfPairs if side == "src" else IntoPairs
-            held = [f.name for f in dataclasses.fields(kind) if not f.metadata]
-            name = "out_of_pairs" if side == "src" else "into_pairs"
-            built[name] = kind(*(getattr(edges, field) for field in held))
-            built[f"pair_{side}"] = Pairs(
-                draw.anything(count, num_nodes),
-                sizes_of(draw, RELATIONS, count),
-                *(draw.anything(count, n) for n in (num_nodes, count, count)),
-                num_nodes=num_nodes,
-                by_node=side == "dst",
-            )
-        graph = jax_gnn.RelationalGraph(
-            draw.graph(num_src, num_dst, count, False),
-            draw.anything(count, RELATIONS),
-            num_relations=RELATIONS,
-            **built,
+        return graph.pad(**{f"num_{nodes_by_part[part][0]}_pairs": count for part in of_pairs})
+    built: dict[str, Any] = {}
+    for part in of_pairs:
+        side, num_nodes = nodes_by_part[part]
+        sizes = (count, num_dst) if side == "src" else (num_src, count)
+        edges = draw.graph(*sizes, count, False)
+        kind = OutOfPairs if side == "src" else IntoPairs
+        held = [f.name for f in dataclasses.fields(kind) if not f.metadata]
+        name = "out_of_pairs" if side == "src" else "into_pairs"
+        built[name] = kind(*(getattr(edges, field) for field in held))
+        built[f"pair_{side}"] = Pairs(
+            draw.anything(count, num_nodes),
+            sizes_of(draw, relations, count),
+            *(draw.anything(count, n) for n in (num_nodes, count, count)),
+            num_nodes=num_nodes,
+            by_node=side == "dst",
         )
+    return jax_gnn.RelationalGraph(
+        draw.graph(num_src, num_dst, count, False),
+        draw.anything(count, relations),
+        num_relations=relations,
+        **built,
+    )
+
+
+# --- Ops of graphs and segments ------------------------------------------------------------------
+
+
+def spmm(size: Size, graph, x, weight=None, *, reduce: str) -> Any:
+    return jax_gnn.spmm(graph, x, weight, reduce=reduce)
+
+
+def finished_spmm(size: Size, graph, x, *epilogue, reduce: str) -> Any:
+    names = "self_scale", "out_scale", "result_scale", "residual", "bias"
+    options = dict(zip(names, epilogue, strict=True))
+    return jax_gnn.spmm(graph, x, reduce=reduce, activation="relu", **options)
+
+
+def index_segment_reduce(size: Size, ids, x, weight, *, reduce: str) -> Any:
+    return jax_gnn.index_segment_reduce(x, *ids, size.rows, weight, reduce)
+
+
+for _reduce in ("sum", "mean", "max", "min"):
+    _spmm = functools.partial(spmm, reduce=_reduce)
+    _weighted = "numbers cols heads? depth", "weights entries heads?"
+    enter(f"spmm {_reduce}", _spmm, bipartite, *_weighted)
+    enter(f"plain spmm {_reduce}", _spmm, bipartite, "numbers cols width")
+for _reduce in ("sum", "mean"):
+    enter(
+        f"finished spmm {_reduce}",
+        functools.partial(finished_spmm, reduce=_reduce),
+        square,
+        "numbers rows width",
+        *["weights rows"] * 3,
+        "numbers rows width",
+        "numbers width",
+    )
+for _reduce in ("sum", "max"):
+    enter(
+        f"index_segment_reduce {_reduce}",
+        functools.partial(index_segment_reduce, reduce=_reduce),
+        lambda draw, size: (draw.anything(size.entries, size.cols), sorted_ids(draw, size)),
+        "numbers cols width",
+        "weights entries",
+    )
+for _op in ("dot", "add"):
+    enter(
+        f"sddmm {_op}",
+        lambda _, graph, a, b, op=_op: jax_gnn.sddmm(graph, a, b, op=op),
+        bipartite,
+        "numbers rows heads depth",
+        "numbers cols heads depth",
+    )
+
+
+def attention(size: Size, graph, row_key, col_key, vector, scale, *, kind: str) -> jax.Array:
+    if kind == "additive":
+        operands = row_key[..., 0], col_key[..., 0], col_key
+    else:
+        operands = row_key, col_key, vector[0] if kind == "gatv2" else col_key
+    return getattr(jax_gnn, f"{kind}_attention")(graph, *operands, edge_scale=scale)
+
+
+for _kind in ("additive", "gatv2", "dot"):
+    enter(
+        f"attention {_kind}",
+        functools.partial(attention, kind=_kind),
+        bipartite,
+        "numbers rows heads depth",
+        "numbers cols heads depth",
+        "numbers one heads depth",
+        "weights entries heads",
+    )
+
+
+def segment(size: Size, ids, data, *, name: str, **options) -> Any:
+    function = getattr(jax_gnn, f"segment_{name}")
+    return function(data, ids, size.rows, **options)
+
+
+def indptr_segment(size: Size, indptr, data, *, name: str) -> Any:
+    return getattr(jax_gnn, f"segment_{name}")(data, indptr=indptr)
+
+
+SORTED = {"indices_are_sorted": True}
+for _name in (name for name in REDUCTIONS if name not in ("argmax", "std")):
+    _data = f"{'signs' if _name == 'prod' else 'numbers'} entries width"
+    enter(f"segment {_name}", functools.partial(segment, name=_name, **SORTED), sorted_ids, _data)
+    enter(f"unsorted segment {_name}", functools.partial(segment, name=_name), any_ids, _data)
+    _by_pointers = functools.partial(indptr_segment, name=_name)
+    enter(f"indptr segment {_name}", _by_pointers, row_pointers, _data)
+for _name in ("sum", "max", "min", "prod"):
+    _segment = functools.partial(segment, name=_name, **SORTED)
+    enter(f"integers {_name}", _segment, sorted_ids, "integers entries width")
+_argmax = functools.partial(segment, name="argmax", **SORTED)
+enter("segment_argmax", _argmax, sorted_ids, "numbers entries width")
+
+
+def scatter(size: Size, ids, data) -> Any:
+    """Call a kernel of large results, without derivatives."""
+    wide = data.astype(jnp.promote_types(data.dtype, jnp.float32))
+    return unsorted.segment_scatter(
+        jax.lax.stop_gradient(wide), ids, num_rows=size.rows, reduce="sum"
+    )
+
+
+def gather(size: Size, ids, x) -> Any:
+    return unsorted.gather_rows(jax.lax.stop_gradient(x), ids)
+
+
+enter("scatter in any order", scatter, any_ids, "numbers entries width")
+enter("gather in any order", gather, any_ids, "numbers rows width")
+
+
+def segment_index(size: Size, ids, nodes, edges) -> Any:
+    rows, order, inverse = ids
+    index = jax_gnn.SegmentIndex(inverse, rows, order, num_segments=size.rows)
+    return index.gather(nodes), index.segment_sum(edges)
+
+
+def ids_of_index(draw: Draw, size: Size) -> Any:
+    order = draw.anything(size.entries, size.entries)
+    return sorted_ids(draw, size), order, any_ids(draw, size)
+
+
+enter("SegmentIndex", segment_index, ids_of_index, "numbers rows width", "numbers entries width")
+
+
+# --- Primitives ----------------------------------------------------------------------------------
+
+
+def segment_reduce(size: Size, ids, x, weight) -> Any:
+    return [
+        primitive.segment_reduce(x, weight, ids, reduce=reduce, heads=size.heads)
+        for reduce in ("sum", "mean", "max")
+    ]
+
+
+def segment_select(size: Size, ids, *operands, weighted: bool) -> Any:
+    row_key, col_key, value, weight, factor = operands
+    operands = row_key, col_key, value, weight if weighted else None, factor
+    return [
+        select.segment_select(*operands, ids, weight_on_row=on_row, heads=size.heads)
+        for on_row in (False, True)
+    ]
+
+
+def sddmm_select(size: Size, ids, *operands) -> Any:
+    return select.sddmm_select(*operands, ids, weight_on_row=False, heads=size.heads)
+
+
+def segment_reduce_vjp(size: Size, ids, x, weight, ct) -> Any:
+    return primitive.segment_reduce_vjp(x, weight, ct, ids)
+
+
+def softmax_tangent(size: Size, ids, y, t) -> Any:
+    return softmax.segment_softmax_tangent(y, t, ids)
+
+
+ROWS, COLS, OF_ENTRIES = "numbers rows width", "numbers cols width", "factors entries heads"
+enter("primitive segment_reduce", segment_reduce, matrix, COLS, OF_ENTRIES)
+for _weighted in (True, False):
+    enter(
+        f"primitive segment_select {'weighted' if _weighted else 'plain'}",
+        functools.partial(segment_select, weighted=_weighted),
+        matrix,
+        ROWS,
+        COLS,
+        COLS,
+        OF_ENTRIES,
+        OF_ENTRIES,
+    )
+enter("primitive sddmm_select", sddmm_select, matrix, ROWS, COLS, ROWS, COLS, OF_ENTRIES)
+enter("primitive segment_reduce_vjp", segment_reduce_vjp, matrix, COLS, OF_ENTRIES, ROWS)
+enter(
+    "primitive segment_softmax_tangent",
+    softmax_tangent,
+    lambda draw, size: segments(sorted_ids(draw, size), size.rows),
+    *["numbers entries width"] * 2,
+)
+
+
+# --- Hypergraphs ---------------------------------------------------------------------------------
+
+
+def hypergraph_aggregate(size: Size, ids, x, weight, scale_in, scale_out, *, epilogue) -> Any:
+    options = {"self_scale": 0.5, "residual": x, "activation": "relu"} if epilogue else {}
+    scales = {"node_scale_in": scale_in, "node_scale_out": scale_out}
+    return jax_gnn.hypergraph_aggregate(ids, x, weight, **scales, **options)
+
+
+def normalized_aggregate(size: Size, ids, x) -> Any:
+    return jax_gnn.hypergraph_aggregate(ids, x, normalization="symmetric")
+
+
+def hypergraph_stages(size: Size, ids, x, weight) -> Any:
+    h = jax_gnn.node_to_hyperedge(ids, x, weight, reduce="max")
+    h = jnp.where(jnp.isfinite(h), h, 0)
+    y = jax_gnn.hyperedge_to_node(ids, h, weight, reduce="mean")
+    return h, y, jax_gnn.incidence_softmax(ids, weight, "node")
+
+
+for _directed in (False, True):
+    enter(
+        f"hypergraph_aggregate {'directed' if _directed else 'undirected'}",
+        functools.partial(hypergraph_aggregate, epilogue=_directed),
+        functools.partial(hypergraph, directed=_directed),
+        ROWS,
+        "weights cols",
+        "weights rows",
+        "weights rows",
+    )
+enter("normalized hypergraph_aggregate", normalized_aggregate, hypergraph, ROWS)
+enter("hypergraph stages", hypergraph_stages, hypergraph, ROWS, "weights entries")
+
+
+# --- Groups of rows ------------------------------------------------------------------------------
+
+EXACT = {"precision": "highest"}
+
+
+def segment_matmul(size: Size, ids, lhs, rhs, bias, *, activation) -> Any:
+    sizes, offset = ids
+    options = {"bias": bias, "group_offset": offset, "activation": activation}
+    return jax_gnn.segment_matmul(lhs, rhs, sizes, **options, **EXACT)
+
+
+def segment_outer(size: Size, ids, lhs, rhs) -> Any:
+    sizes, offset = ids
+    options = {"num_groups": size.groups, "group_offset": offset}
+    return jax_gnn.segment_outer(lhs, rhs, sizes, **options, **EXACT)
+
+
+def listed_matmul(size: Size, ids, lhs, rhs, bias, scale) -> Any:
+    sizes, offset, lhs_rows, out_rows = ids
+    options = {"lhs_rows": lhs_rows, "out_rows": out_rows, "scale": scale, "bias": bias}
+    return jax_gnn.segment_matmul(lhs, rhs, sizes, group_offset=offset, **options, **EXACT)
+
+
+def listed_outer(size: Size, ids, lhs, rhs, scale) -> Any:
+    sizes, offset, lhs_rows, rhs_rows = ids
+    options = {"lhs_rows": lhs_rows, "rhs_rows": rhs_rows, "scale": scale}
+    options |= {"num_groups": size.groups, "group_offset": offset}
+    return jax_gnn.segment_outer(lhs, rhs, sizes, **options, **EXACT)
+
+
+RHS, BIAS = "numbers groups k n", "numbers groups n"
+for _activation in ("none", "gelu"):
+    enter(
+        f"segment_matmul {_activation}",
+        functools.partial(segment_matmul, activation={"none": None}.get(_activation, _activation)),
+        groups,
+        "numbers entries k",
+        RHS,
+        BIAS,
+    )
+enter("segment_outer", segment_outer, groups, "numbers entries k", "numbers entries n")
+enter(
+    "segment_matmul of listed rows",
+    listed_matmul,
+    groups_of_listed_rows,
+    "numbers rows k",
+    RHS,
+    BIAS,
+    "factors entries",
+)
+enter(
+    "segment_outer of listed rows",
+    listed_outer,
+    groups_of_listed_pairs,
+    "numbers rows k",
+    "numbers cols n",
+    "factors entries",
+)
+
+
+def primitive_matmul(size: Size, ids, lhs, rhs) -> Any:
+    sizes, gather, scatter = ids
+    return products.segment_matmul(
+        *(lhs, rhs, None, None, None, sizes, jnp.zeros((1,), jnp.int32), gather, scatter),
+        transposed=False,
+        precision=jax.lax.Precision.HIGHEST,
+        activation=None,
+        dtype=lhs.dtype,
+    )
+
+
+def lists_of_both_directions(draw: Draw, size: Size) -> Any:
+    """Return lists whose halves have nothing to do with each other, unless they are consistent."""
+    count = size.entries
+    rows, by_col = any_ids(draw, size), any_ids(draw, size)
+    order, places, inverse = (draw.anything(count, count) for _ in range(3))
+    if draw.is_consistent:
+        order = np.argsort(rows, kind="stable").astype(np.int32)
+        places = draw.rng.permutation(count).astype(np.int32)
+        by_col, inverse = rows[order], np.argsort(places).astype(np.int32)
+    gather = SparseMatrix(Csr(None, rows, num_rows=count), Csr(by_col, order, num_rows=size.rows))
+    return sizes_of(draw, size.groups, count), gather, csr.permutation(places, inverse)
+
+
+enter("primitive segment_matmul", primitive_matmul, lists_of_both_directions, "numbers rows k", RHS)
+
+
+def product_by_type(size: Size, plan, x, rhs) -> Any:
+    product = jax_gnn.segment_matmul(plan.sort(x), rhs, plan.group_sizes, **EXACT)
+    return plan.unsort(product)
+
+
+def type_plan(draw: Draw, size: Size) -> jax_gnn.TypePlan:
+    count = size.entries
+    order, inverse = draw.anything(count, count), draw.anything(count, count)
+    if draw.is_consistent:
+        order = draw.rng.permutation(count).astype(np.int32)
+        inverse = np.argsort(order).astype(np.int32)
+    return jax_gnn.TypePlan(sizes_of(draw, size.groups, count), order, inverse)
+
+
+enter("TypePlan", product_by_type, type_plan, "numbers entries k", "numbers groups k four")
+
+
+# --- Relations -----------------------------------------------------------------------------------
+
+
+def relational_aggregate(size: Size, graph, x, rhs, weight, *, method: str) -> Any:
+    return jax_gnn.relational_aggregate(graph, x, rhs, weight, method=method, **EXACT)
+
+
+def relational_lookup(size: Size, graph, table, weight) -> Any:
+    return jax_gnn.relational_lookup(graph, table, weight)
+
+
+PAIRS = ("from_pairs", "to_pairs")
+for _way, (_method, _parts) in {
+    "by_sorting": ("edges", ()),
+    "by_edges": ("edges", PAIRS),
+    "by_source_pairs": ("source_pairs", PAIRS),
+    "by_destination_pairs": ("destination_pairs", PAIRS),
+}.items():
+    _graph = functools.partial(relational, parts=_parts)
+    enter(
+        f"relational_aggregate {_way}",
+        functools.partial(relational_aggregate, method=_method),
+        _graph,
+        "numbers cols k",
+        "numbers relations k n",
+        "factors entries",
+    )
+    if _way in ("by_sorting", "by_source_pairs"):
+        _table = "numbers relations cols k"
+        enter(f"relational_lookup {_way}", relational_lookup, _graph, _table, "factors entries")
+
+
+# --- Containers, built inside a computation ------------------------------------------------------
+
+
+def from_edges(size: Size, pairs, x) -> Any:
+    graph = jax_gnn.Graph.from_edges(*pairs, num_src=size.cols, num_dst=size.rows)
+    return jax_gnn.spmm(graph, x)
+
+
+def from_triples(size: Size, triples, x) -> Any:
+    graph = jax_gnn.RelationalGraph.from_triples(
+        *triples, num_src=size.cols, num_dst=size.rows, num_relations=size.relations
+    )
+    assert graph.pair_src is not None and graph.from_pairs is not None
+    rows = take(x, graph.pair_src.nodes)
+    return jax_gnn.spmm(graph.from_pairs, rows), jax_gnn.spmm(graph.to_pairs, x)
+
+
+def ids_below(*names: str) -> Indices:
+    return lambda draw, size: tuple(
+        draw.anything(size.entries, getattr(size, name)) for name in names
+    )
+
+
+enter("Graph.from_edges", from_edges, ids_below("cols", "rows"), COLS)
+enter("RelationalGraph.from_triples", from_triples, ids_below("cols", "relations", "rows"), COLS)
+
+
+def garbage_without_parts(draw: Draw, size: Size) -> jax_gnn.RelationalGraph:
+    """Return a container of garbage: refused on the host, or sorted as it is."""
+    nodes = [draw.indptr(size.rows, size.entries)]
+    nodes += [draw.anything(size.entries, n) for n in (size.rows, size.cols)]
+    nodes += [draw.indptr(size.cols, size.entries)]
+    sizes = (size.cols, size.rows, size.entries, size.entries)
+    nodes += [draw.anything(size.entries, n) for n in sizes]
+    types = draw.anything(size.entries, size.relations)
+    graph = jax_gnn.RelationalGraph(jax_gnn.Graph(*nodes), types, num_relations=size.relations)
+    with contextlib.suppress(ValueError):
+        graph.with_parts()
     return graph
 
 
-METHODS = {
-    "by_sorting": ("edges", ()),
-    "by_edges": ("edges", ("from_pairs", "to_pairs")),
-    "by_source_pairs": ("source_pairs", ("from_pairs", "to_pairs")),
-    "by_destination_pairs": ("destination_pairs", ("from_pairs", "to_pairs")),
-}
+def with_parts(size: Size, graph) -> Any:
+    return jax.tree.leaves(graph.with_parts())
 
 
-@op(*(f"relational_aggregate {way}" for way in METHODS))
-def relational_aggregate(way: str, size: Size, dtype: str) -> Any:
-    method, parts = METHODS[way]
-    k, n = min(size.width, 40), min(size.depth, 50)
-    return (
-        lambda graph, x, rhs, weight: jax_gnn.relational_aggregate(
-            graph, x, rhs, weight, method=method, precision="highest"
-        ),
-        lambda draw: (
-            relational(draw, size, parts),
-            draw.numbers((size.cols, k), dtype),
-            draw.numbers((RELATIONS, k, n), dtype),
-            draw.weights((size.entries,), accumulator(dtype)),
-        ),
-    )
+enter("RelationalGraph.with_parts", with_parts, garbage_without_parts)
 
 
-@op("relational_lookup by_sorting", "relational_lookup by_source_pairs")
-def relational_lookup(way: str, size: Size, dtype: str) -> Any:
-    parts = METHODS[way][1]
-    return (
-        lambda graph, table, weight: jax_gnn.relational_lookup(graph, table, weight),
-        lambda draw: (
-            relational(draw, size, parts),
-            draw.numbers((RELATIONS, size.cols, min(size.width, 40)), dtype),
-            draw.weights((size.entries,), accumulator(dtype)),
-        ),
-    )
+def slots_of_host(draw: Draw, size: Size) -> tuple[np.ndarray, ...]:
+    arrays = draw.indptr(size.rows, size.entries), draw.anything(size.entries, size.cols)
+    return *arrays, *csr.edge_split(*arrays)
 
 
-# Containers, built inside a computation.
+def edge_split(size: Size, arrays) -> Any:
+    """Return whether rows are cut into slots inside `jit` as on the host."""
+    indptr, cols, ids, places = arrays
+    split = csr.edge_split(indptr, cols)
+    return (split.ids == ids).all() & (split.places == places).all()
 
 
-@op("Graph.from_edges")
-def from_edges(size: Size, dtype: str) -> Any:
-    def function(pairs, x) -> Any:
-        graph = jax_gnn.Graph.from_edges(*pairs, num_src=size.cols, num_dst=size.rows)
-        return jax_gnn.spmm(graph, x)
-
-    return function, lambda draw: (
-        (draw.anything(size.entries, size.cols), draw.anything(size.entries, size.rows)),
-        draw.numbers((size.cols, size.width), dtype),
-    )
-
-
-@op("RelationalGraph.from_triples")
-def from_triples(size: Size, dtype: str) -> Any:
-    def function(triples, x) -> Any:
-        graph = jax_gnn.RelationalGraph.from_triples(
-            *triples, num_src=size.cols, num_dst=size.rows, num_relations=3
-        )
-        assert graph.pair_src is not None and graph.from_pairs is not None
-        rows = take(x, graph.pair_src.nodes)
-        return jax_gnn.spmm(graph.from_pairs, rows), jax_gnn.spmm(graph.to_pairs, x)
-
-    return function, lambda draw: (
-        (
-            draw.anything(size.entries, size.cols),
-            draw.anything(size.entries, 3),
-            draw.anything(size.entries, size.rows),
-        ),
-        draw.numbers((size.cols, size.width), dtype),
-    )
-
-
-@op("RelationalGraph.with_parts")
-def with_parts(size: Size, dtype: str) -> Any:
-    """Containers built of garbage: refused on the host, or sorted as they are."""
-    del dtype
-
-    def arguments(draw: Draw) -> Any:
-        nodes = [draw.indptr(size.rows, size.entries)]
-        nodes += [draw.anything(size.entries, n) for n in (size.rows, size.cols)]
-        nodes += [draw.indptr(size.cols, size.entries)]
-        sizes = (size.cols, size.rows, size.entries, size.entries)
-        nodes += [draw.anything(size.entries, n) for n in sizes]
-        graph = jax_gnn.RelationalGraph(
-            jax_gnn.Graph(*nodes), draw.anything(size.entries, 3), num_relations=3
-        )
-        with contextlib.suppress(ValueError):
-            graph.with_parts()
-        return graph, ()
-
-    return lambda graph, _: jax.tree.leaves(graph.with_parts()), arguments
-
-
-@op("edge_split")
-def edge_split(size: Size, dtype: str) -> Any:
-    del dtype
-
-    def arguments(draw: Draw) -> Any:
-        arrays = draw.indptr(size.rows, size.entries), draw.anything(size.entries, size.cols)
-        return (*arrays, *csr.edge_split(*arrays)), ()
-
-    def function(arrays, _) -> Any:
-        """Both ways to cut rows into slots, on the host and inside `jit`."""
-        indptr, cols, ids, places = arrays
-        split = csr.edge_split(indptr, cols)
-        return (split.ids == ids).all() & (split.places == places).all()
-
-    return function, arguments
+enter("edge_split", edge_split, slots_of_host)
 
 
 # --- Programs ------------------------------------------------------------------------------------

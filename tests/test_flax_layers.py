@@ -1,0 +1,155 @@
+"""All layers of a graph and features: dtypes, batch axes, gradients, dropout, biases."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from layer_cases import LAYERS, LayerCase
+
+from flax_layers import RGAT
+
+CASES = {name: case for name, case in LAYERS.items() if case.kind is not None}
+# The first case of each class.
+CLASSES = {case.kind: case for case in reversed(CASES.values())}
+every_case = pytest.mark.parametrize("name", CASES)
+every_class = pytest.mark.parametrize("kind", CLASSES)
+
+
+def make(case: LayerCase, **changes) -> Any:
+    return case.kind(**case.options | changes, rngs=nnx.Rngs(0))
+
+
+def call(case: LayerCase, layer, x, named, **options) -> Any:
+    """Return the nodes' results of a layer; CompGCN returns those of relations beside them."""
+    results = case.call(layer, x, **named, **options)
+    return results[0] if isinstance(results, tuple) else results
+
+
+def as_dtype(tree, dtype) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
+
+
+@every_class
+def test_dtypes_are_those_of_the_option_or_else_of_parameters_and_features(kind):
+    case = CLASSES[kind]
+    (x,), named = as_dtype((case.operands, case.named), jnp.float32)
+    single, half = make(case), make(case, dtype=jnp.bfloat16)
+    stored = make(case, param_dtype=jnp.float16)
+    for layer, dtype in ((single, "float32"), (half, "float32"), (stored, "float16")):
+        layer.eval()
+        assert {p.dtype for p in jax.tree.leaves(nnx.state(layer, nnx.Param))} == {jnp.dtype(dtype)}
+
+    def dtypes(layer, dtype) -> set[Any]:
+        operands = as_dtype((x, named), dtype)
+        results = jax.eval_shape(functools.partial(call, case, layer), *operands)
+        return {result.dtype for result in jax.tree.leaves(results)}
+
+    assert dtypes(stored, jnp.float32) == dtypes(single, jnp.int32) == {jnp.dtype("float32")}
+    assert dtypes(stored, jnp.float16) == {jnp.dtype("float16")}
+    # Only what is computed tells whether bfloat16 loses more than its own rounding.
+    compute = nnx.jit(lambda *layers: [call(case, layer, x, named) for layer in layers])
+    for expected, y in zip(*map(jax.tree.leaves, compute(single, half)), strict=True):
+        assert (expected.dtype, y.dtype) == (jnp.float32, jnp.bfloat16)
+        np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=0.1, atol=0.1)
+
+
+@every_case
+def test_batch_axes_and_vmap_equal_separate_calls(name):
+    case = CASES[name]
+    layer = make(case)
+    layer.eval()
+
+    def pair(x) -> jax.Array:
+        # The second element differs in sign as well, on which slopes and maxima depend.
+        return jnp.stack([x, jnp.cos(3 * x)], axis=1)
+
+    x = jax.tree.map(pair, as_dtype(case.operands[0], jnp.float32))
+    # Features of edges have the batch axes of nodes, except those of RGAT, whose scores they are.
+    has_batches = case.kind is not RGAT
+    of_batch = {
+        key: pair(rows) for key, rows in case.named.items() if "features" in key and has_batches
+    }
+    shared = {key: value for key, value in case.named.items() if key not in of_batch}
+
+    def single(x, of_batch) -> Any:
+        return call(case, layer, x, shared | of_batch)
+
+    @jax.jit
+    def results(x, of_batch) -> Any:
+        mapped = jax.vmap(single, in_axes=1, out_axes=1)(x, of_batch)
+        parts = [single(*jax.tree.map(lambda x, i=i: x[:, i], (x, of_batch))) for i in range(2)]
+        return single(x, of_batch), mapped, jax.tree.map(lambda *ys: jnp.stack(ys, 1), *parts)
+
+    whole, mapped, expected = results(x, of_batch)
+    close = functools.partial(np.testing.assert_allclose, rtol=3e-5, atol=3e-5)
+    for actual in (whole, mapped):
+        jax.tree.map(close, actual, expected)
+
+
+@every_class
+def test_gradients_reach_all_parameters(kind):
+    case = CLASSES[kind]
+    layer = make(case)
+    layer.eval()
+    x = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), case.operands[0])
+
+    def loss(layer) -> jax.Array:
+        results = jax.tree.leaves(case.call(layer, x, **case.named))
+        return sum(jnp.mean(jnp.sin(3 * y)) for y in results)
+
+    for path, gradient in nnx.to_flat_state(nnx.jit(nnx.grad(loss))(layer)):
+        assert np.isfinite(gradient[...]).all(), path
+        # A softmax takes away what all its scores have in common.
+        if path[-1] != "node_attention" and path[-2:] != ("key", "bias"):
+            assert np.any(gradient[...]), path
+
+
+def dropout_rates(kind) -> list[str]:
+    return [name for name in kind.__init__.__annotations__ if "dropout_rate" in name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"), [(kind, rate) for kind in CLASSES for rate in dropout_rates(kind)]
+)
+def test_dropout_masks_depend_on_keys_alone(kind, rate):
+    """Each rate by itself, as another one would hide a mask that is missing."""
+    case = CLASSES[kind]
+    no_dropout = dict.fromkeys(dropout_rates(kind), 0.0)
+    layer, without = make(case, **no_dropout | {rate: 0.5}), make(case, **no_dropout)
+    (x,), key = as_dtype(case.operands, jnp.float32), jax.random.key(1)
+
+    @nnx.jit
+    def results(layer, without):
+        run = functools.partial(call, case, layer, x, case.named)
+        # A key given to a call decides the mask, whatever the layer's own stream.
+        masked = run(rngs=key), run(rngs=key, deterministic=False)
+        evaluating = nnx.clone(layer)
+        evaluating.eval()
+        evaluated = [call(case, model, x, case.named) for model in (evaluating, without)]
+        return (run(), run()), masked, (*evaluated, run(deterministic=True))
+
+    def equal(first, *others) -> bool:
+        return all(jax.tree.all(jax.tree.map(np.array_equal, first, y)) for y in others)
+
+    drawn, masked, evaluated = results(layer, without)
+    assert not equal(*drawn)
+    assert equal(*masked) and equal(*evaluated)
+
+
+@every_class
+def test_layers_without_biases_have_all_other_parameters(kind):
+    case = CLASSES[kind]
+    if "use_bias" not in kind.__init__.__annotations__:
+        return
+    paths, with_bias = (
+        {path for path, _ in nnx.to_flat_state(nnx.state(make(case, use_bias=value), nnx.Param))}
+        for value in (False, True)
+    )
+    assert paths < with_bias
+    assert all("bias" in str(path) for path in with_bias - paths)
