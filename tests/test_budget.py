@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 45_400, "flax_layers": 14_900, "tests": 43_450, "cpp": 24_800}
+MAX_LINES = {"jax_gnn": 46_500, "flax_layers": 14_900, "tests": 43_800, "cpp": 25_100}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
