@@ -169,9 +169,10 @@ class TileRows(abc.ABC):
     def _index(self, indices: np.ndarray) -> str:
         """Return an index for each column of a wide row as C++."""
         text = affine(indices, COLUMN)
-        if text is not None:  # columns beyond the row give the last index
-            inside = len(indices) % BLOCK == 0
-            return text if inside else f"min({text}, {int(indices.max())})"
+        if text is not None and len(indices) % BLOCK == 0:
+            return text
+        if text is not None:  # columns beyond the row stay within it
+            return f"min(max({text}, {int(indices.min())}), {int(indices.max())})"
         padded = np.pad(indices, (0, -len(indices) % BLOCK), mode="edge")
         return f"{self._table('int', [str(int(i)) for i in padded])}[{COLUMN}]"
 
