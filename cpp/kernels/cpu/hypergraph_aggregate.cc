@@ -80,9 +80,9 @@ JAX_GNN_INLINE void gather_reduce_rows(const RowPointers<Index>& incidences, int
     const int64_t to = clamped(incidences.indptr[row + 1], from, incidences.nnz);
     // A row without entries is zero even where its scale is not finite, as 1 / degree is.
     const Scale scale = from == to ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
-    for_each_tile<64>(0, width,
-                      GatherReduceTile<In, Out, Scale, Index>{
-                          incidences, row, from, to, in, col_scale, scale, epilogue, out, width});
+    cover_once<64>(0, width,
+                   GatherReduceTile<In, Out, Scale, Index>{incidences, row, from, to, in, col_scale,
+                                                           scale, epilogue, out, width});
   }
 }
 
