@@ -7,7 +7,7 @@ the CPU: what JAX is told, handlers and kernels are those of a GPU; only time is
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import functools
 import hashlib
 import importlib
@@ -48,8 +48,8 @@ def _install() -> None:
     ffi.STATUS["cuda"] = ffi.PlatformStatus("cuda", True, tuple(names.values()))
     # The same primitives get a lowering that passes the platform "cuda" on a CPU.
     for record in op.OPS.values():
-        emulated = dataclasses.replace(record, name=names.get(record.name, record.name))
-        object.__setattr__(emulated, "primitive", record.primitive)
+        emulated = copy.copy(record)  # of the same primitive: construction would make another
+        object.__setattr__(emulated, "name", names.get(record.name, record.name))
         lower = functools.partial(_lower, record, emulated)
         mlir.register_lowering(record.primitive, lower, platform="cpu")
 

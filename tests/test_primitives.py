@@ -33,7 +33,7 @@ def records() -> dict[str, Path]:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         )
         for call in calls:
-            if ast.unparse(call.func) in ("define", "_define"):
+            if ast.unparse(call.func) in ("Op", "_SamplingOp", "_define"):
                 constants = (x.value for x in ast.walk(call) if isinstance(x, ast.Constant))
                 files |= {name: path.relative_to(PACKAGE) for name in constants if name in OPS}
     return files
