@@ -67,6 +67,15 @@ __device__ __forceinline__ void store_numbers(T* to, const T (&from)[kCount]) {
 
 // Numbers of shared memory, in words.
 template <int kWord, int kCount>
+__device__ __forceinline__ void put_numbers(float* to, const float (&from)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWord) {
+    Word<float, kWord> word;
+    memcpy(&word, from + i, sizeof(word));
+    *reinterpret_cast<Word<float, kWord>*>(to + i) = word;
+  }
+}
+template <int kWord, int kCount>
 __device__ __forceinline__ void take_numbers(const float* from, float (&to)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; i += kWord) {
@@ -110,7 +119,11 @@ template <typename T>
 __device__ __forceinline__ T lesser(T a, T b) {
   return extremum<false>(a, b);
 }
-__device__ __forceinline__ float logistic(float x) { return reciprocal(1 + expf(-x)); }
+// In four instructions, a fifth of those of expf and a division. The power has the exponent's
+// error, 2^-24 of x, which is 1e-6 of the result where that is 1e-6.
+__device__ __forceinline__ float logistic(float x) {
+  return approximate_reciprocal(1 + approximate_exp2(x * -1.44269504f));
+}
 __device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
 // log1p of numbers from 0 to 1, in half the instructions: x + x^2 times a polynomial, which was
 // fitted at 4,000 points. Within 1.3 units in the last place.

@@ -93,10 +93,10 @@ struct Together<RegionMessage<Text>> {
         block_(matrices_ + Text::kMatrices),
         memory_(block_ + Text::kBlockMemory + warp * Text::kMemory),
         in_warp_(team * Text::kUnroll) {
-    if constexpr (Text::kMatrices > 0) {
-      Text::load_matrices(message.in, matrices_);
-      __syncthreads();
-    }
+    if constexpr (Text::kMatrices > 0) Text::load_matrices(message.in, matrices_);
+    for (int i = static_cast<int>(threadIdx.x); i < Text::kBlockMemory; i += Text::kThreads)
+      block_[i] = 0;  // sums start from zero
+    if constexpr (Text::kMatrices + Text::kBlockMemory > 0) __syncthreads();
   }
   __device__ __forceinline__ void make(typename Message::Loaded& loaded) {
     loaded.memory = memory_;

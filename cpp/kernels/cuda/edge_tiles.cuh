@@ -267,18 +267,22 @@ __host__ __device__ constexpr int outer_fragments(int rows, int columns, int war
 }
 
 // Adds the products of the numbers of rows of `left` and `right`, in rows of kLeftStride and
-// kRightStride. Numbers have been through Split::kept.
-template <int kWarps, int kRows, int kColumns, int kLeftStride, int kRightStride, bool kPrecise,
-          int kFragments>
+// kRightStride, to sums in shared memory, fragment by fragment, four numbers a lane. Numbers have
+// been through Split::kept.
+template <int kWarps, int kRows, int kColumns, int kLeftStride, int kRightStride, bool kPrecise>
 __device__ __forceinline__ void accumulate_outer(const float* left, const float* right,
-                                                 float (&sums)[kFragments][4]) {
+                                                 float* sums) {
   constexpr int kTiles = in_steps(kColumns, 8), kCount = in_steps(kRows, 16) * kTiles;
-  static_assert(kFragments == outer_fragments(kRows, kColumns, kWarps));
+  constexpr int kFragments = outer_fragments(kRows, kColumns, kWarps);
   // A warp's fragments are side by side: those of the same rows share their left operands.
   constexpr bool kShares = kTiles % kFragments == 0 || kFragments % kTiles == 0;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const float* const left_at = left + lane % 4 * kLeftStride + lane / 4;
   const float* const right_at = right + lane % 4 * kRightStride + lane / 4;
+  float* const sums_at = sums + (warp * kFragments * 32 + lane) * 4;
+  float sum[kFragments][4];
+#pragma unroll
+  for (int i = 0; i < kFragments; ++i) take_numbers<4>(sums_at + i * 128, sum[i]);
 #pragma unroll 2
   for (int step = 0; step < kWarps * 16; step += 8) {
     LeftFragment<kPrecise> a;
@@ -291,25 +295,30 @@ __device__ __forceinline__ void accumulate_outer(const float* left, const float*
           return left_at[(step + across) * kLeftStride + fragment / kTiles * 16 + down];
         });
       const float* const b = right_at + step * kRightStride + fragment % kTiles * 8;
-      multiply_add(sums[i], a, Split<kPrecise>::of_kept(b[0]),
+      multiply_add(sum[i], a, Split<kPrecise>::of_kept(b[0]),
                    Split<kPrecise>::of_kept(b[4 * kRightStride]));
     }
   }
+#pragma unroll
+  for (int i = 0; i < kFragments; ++i) put_numbers<4>(sums_at + i * 128, sum[i]);
 }
 
-template <int kRows, int kColumns, int kFragments>
-__device__ __forceinline__ void store_outer(float* to, const float (&sums)[kFragments][4]) {
+template <int kWarps, int kRows, int kColumns>
+__device__ __forceinline__ void store_outer(float* to, const float* sums) {
   constexpr int kTiles = in_steps(kColumns, 8), kCount = in_steps(kRows, 16) * kTiles;
+  constexpr int kFragments = outer_fragments(kRows, kColumns, kWarps);
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int i = 0; i < kFragments; ++i) {
     const int fragment = warp * kFragments + i;
     if (fragment >= kCount) continue;
+    float sum[4];
+    take_numbers<4>(sums + (fragment * 32 + lane) * 4, sum);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = fragment / kTiles * 16 + lane / 4 + e / 2 * 8;
       const int column = fragment % kTiles * 8 + lane % 4 * 2 + e % 2;
-      if (row < kRows && column < kColumns) to[row * kColumns + column] = sums[i][e];
+      if (row < kRows && column < kColumns) to[row * kColumns + column] = sum[e];
     }
   }
 }

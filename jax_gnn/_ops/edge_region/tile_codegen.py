@@ -69,7 +69,8 @@ class TileCode:
         tiles: Value and width of each tile that the code fills.
         sums: Members of the struct of sums over all entries of a block.
         finish: Lines that write these sums.
-        block_memory: Words of shared memory for them.
+        outer_sums: Words of shared memory for sums of outer products.
+        block_memory: Words of shared memory for what such sums are made of.
         warps: Warps of a block.
         scratch: Numbers between rows of the warp's scratch memory; 0 if there is none.
         words: Required alignment in bytes of the rows of each input, then of each output.
@@ -85,6 +86,7 @@ class TileCode:
     tiles: tuple[tuple[int, int], ...]
     sums: tuple[str, ...]
     finish: tuple[str, ...]
+    outer_sums: int
     block_memory: int
     warps: int
     scratch: int
@@ -118,6 +120,7 @@ class TileCodegen(TileInstructions):
         self._sums: list[str] = []
         self._finish: list[str] = []
         self._block_memory = 0
+        self._outer_sums = 0
         self._sum_registers = 0
         # A larger block shares out its sums, and what they need of shared memory, over more warps.
         has_sums = any(output.dest == "all" for output in program.outputs)
@@ -153,6 +156,7 @@ class TileCodegen(TileInstructions):
             tiles=tuple((value, self.plan.width(value)) for value in self._tile_of),
             sums=tuple(self._sums),
             finish=tuple(self._finish),
+            outer_sums=self._outer_sums,
             block_memory=self._block_memory,
             warps=self._warps,
             scratch=scratch,
@@ -270,16 +274,15 @@ class TileCodegen(TileInstructions):
         rows, columns = products[0].left.width, products[0].right.width
         if any((x.left.width, x.right.width) != (rows, columns) for x in products):
             raise Infeasible("a sum of outer products of several shapes")
-        name = f"sum{len(self._sums)}"
-        fragments = -(-(-(-rows // 16) * blocks_of(columns)) // self._warps)
-        self._sums.append(f"float {name}[{fragments}][4];")
-        self._sum_registers += 4 * fragments
         precise = "true" if self.precise else "false"
         # A stride of 8 modulo 32 words puts the rows of four entries into different banks.
         strides = [-(-width // WARP) * WARP + 8 for width in (rows, columns)]
         entries = self._warps * TILE_ENTRIES
         starts = 0, entries * strides[0]
         self._block_memory = max(self._block_memory, entries * sum(strides))
+        fragments = -(-(-(-rows // 16) * blocks_of(columns)) // self._warps)
+        sums = f"block + kOuterSums + {self._outer_sums}"
+        self._outer_sums += self._warps * fragments * 4 * WARP
         self.phase += 1
         for count, *factors in products:
             for i in range(count):
@@ -289,11 +292,11 @@ class TileCodegen(TileInstructions):
                 self.lines += [
                     "__syncthreads();",
                     f"accumulate_outer<{self._warps}, {rows}, {columns}, {strides[0]}, "
-                    f"{strides[1]}, {precise}>(block, block + {starts[1]}, sums.{name});",
+                    f"{strides[1]}, {precise}>(block, block + {starts[1]}, {sums});",
                     "__syncthreads();",
                 ]
             self.work += count * rows * columns / 8
-        self._finish.append(f"store_outer<{rows}, {columns}>({place}, sums.{name});")
+        self._finish.append(f"store_outer<{self._warps}, {rows}, {columns}>({place}, {sums});")
 
     def _put_block_row(self, operand: int, first: int, width: int, start: int, stride: int) -> None:
         """Append the code that shows a row of each entry to all warps of the block."""

@@ -65,7 +65,7 @@ def generate_tiles(program: RowProgram) -> Kernel:
     if parts > _MAX_PARTS:
         raise Infeasible(f"sums of {parts} numbers for each lane")
     types, memory = _memory(code)
-    shared = 4 * (code.matrix_size + code.block_memory + code.warps * memory)
+    shared = 4 * (code.matrix_size + code.block_memory + code.outer_sums + code.warps * memory)
     blocks = _blocks(code, parts, shared, lanes)
     arrays = "const Arrays& in, "
     lines = [
@@ -76,8 +76,9 @@ def generate_tiles(program: RowProgram) -> Kernel:
         f"static constexpr int kVec = {_VEC}, kParts = {parts};",
         f"static constexpr int kUnroll = {unroll}, kMinBlocks = {blocks};",
         f"static constexpr int kMatrices = {code.matrix_size}, kMemory = {memory};",
-        f"static constexpr int kBlockMemory = {code.block_memory}, kThreads = {WARP * code.warps};",
-        f"static constexpr bool kSums = {'true' if code.sums else 'false'};",
+        f"static constexpr int kOuterSums = {code.block_memory}, kThreads = {WARP * code.warps};",
+        f"static constexpr int kBlockMemory = {code.block_memory + code.outer_sums};",
+        f"static constexpr bool kSums = {'true' if code.finish else 'false'};",
         *struct("Sums", code.sums),
         "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
         f"return {join_of_part(joins)};",
@@ -97,7 +98,7 @@ def generate_tiles(program: RowProgram) -> Kernel:
             "float* memory, const TileEntry (&entries)[2], Sums& sums)",
             (*_PLACES, *code.lines),
         ),
-        *(function(_FINISH, code.finish) if code.sums else ()),
+        *(function(_FINISH, code.finish) if code.finish else ()),
         *function(
             "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])", stores
         ),
