@@ -14,6 +14,7 @@ from region_cases import MODELS, Edges, Model
 
 import jax_gnn
 from jax_gnn import Edge, Graph, Node, program
+from jax_gnn._core import ffi
 from jax_gnn._core.op import Operand
 from jax_gnn._ops.edge_region import cuda, cuda_codegen, cuda_compile, cuda_text
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported, from_jaxpr
@@ -163,6 +164,7 @@ def test_first_walk_stores_masks_of_extremes(rng):
 @pytest.fixture
 def fake_gpu(monkeypatch):
     """A machine with a GPU and a compiler that accepts all sources."""
+    monkeypatch.setattr(ffi, "shared_memory", lambda: 227 << 10)
     monkeypatch.setattr(cuda_compile, "missing", lambda: None)
     monkeypatch.setattr(cuda_compile, "architecture", lambda: "90")
     monkeypatch.setattr(cuda_compile, "_binaries", {})

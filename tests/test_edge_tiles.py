@@ -11,6 +11,7 @@ from jax import nn
 from op_suite import KERNELS
 from region_cases import Edges, Model
 
+from jax_gnn._core import ffi
 from jax_gnn._ops.edge_region import cuda, cuda_text, tile_kernel
 from jax_gnn._ops.edge_region.row_program import from_jaxpr
 
@@ -149,6 +150,13 @@ def test_rows_beyond_registers_have_no_kernel():
     )
     with pytest.raises(cuda_text.Infeasible, match="registers"):
         kernel(joined)
+
+
+def test_matrices_beyond_shared_memory_have_no_kernel(monkeypatch):
+    """A block of a GPU that is not Hopper's has less of it."""
+    monkeypatch.setattr(ffi, "shared_memory", lambda: 48 << 10)
+    with pytest.raises(cuda_text.Infeasible, match="shared memory"):
+        kernel(egnn(61))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64"])

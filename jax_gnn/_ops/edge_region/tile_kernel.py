@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 
+from jax_gnn._core import ffi
 from jax_gnn._ops.edge_region.cuda_text import (
     BYTES,
     JOINS,
@@ -172,7 +173,8 @@ def _memory(code: TileCode) -> tuple[list[str], int]:
 def _blocks(code: TileCode, parts: int, shared: int, lanes: int) -> int:
     """Return the blocks of a multiprocessor, as registers and shared memory allow."""
     walk = 4 * 2 * code.warps * lanes * parts + (2 << 10)
-    if shared + walk > SHARED_BYTES:
+    # A GPU may have less for a block than a multiprocessor of Hopper has.
+    if shared + walk > min(SHARED_BYTES, ffi.shared_memory()):
         raise Infeasible("linear maps have too many numbers for the shared memory of a GPU")
     fitting = SHARED_BYTES // (shared + walk)
     if code.warps * WARP > THREADS:
