@@ -21,8 +21,7 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
 # CPUs have no kernel of regions.
 IMPLEMENTATIONS = [name for name in op_suite.IMPLEMENTATIONS if name != "cpu"]
 KERNELS = [name for name in op_suite.KERNELS if name != "cpu"]
-# Gradients of the plain form mix explicit axes with automatic ones, which JAX rejects.
-MESH_KINDS = (AxisType.Auto, AxisType.Explicit) if KERNELS else (AxisType.Auto,)
+MESH_KINDS = AxisType.Auto, AxisType.Explicit
 
 
 def op(model, edges):

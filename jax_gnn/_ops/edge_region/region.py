@@ -7,7 +7,6 @@ input was read, and is read where its result went: so the transpose is a region,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from jax_gnn._ops.edge_region.row_program import (
     Dest,
     RowProgram,
     Unsupported,
+    abstract_row,
     from_jaxpr,
 )
 
@@ -88,9 +88,11 @@ def _trace(function: Callable[..., Sequence[Any]], rows: Rows) -> jex.ClosedJaxp
 
     Rows are on no mesh, unless inside `jax.shard_map`, whose axes the function may name.
     """
-    is_manual = jax.sharding.get_abstract_mesh().manual_axes
-    with contextlib.nullcontext() if is_manual else without_mesh():
-        return jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
+    make = jax.make_jaxpr(lambda *rows: list(function(*rows)))
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return make(*rows)
+    with without_mesh():  # types made outside name a mesh with explicit axes
+        return make(*(abstract_row(row.shape, row.dtype) for row in rows))
 
 
 def _updated(aval: Any, **fields: Any) -> ShapedArray:
