@@ -838,7 +838,7 @@ def test_errors_of_models_on_parts_with_relations():
     for call, message in (
         (lambda: split.apply(one_hot), "in_features = 3 sources where there is no x, got 4"),
         (lambda: split.apply(types, rows), "graph must have 3 types of nodes, got 2"),
-        (lambda: split.apply(rgat, rows), "num_relations = 3, got 2"),
+        (lambda: split.apply(rgat, rows), "num_relations = 3, inverse ones included, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
