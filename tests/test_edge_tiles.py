@@ -142,6 +142,18 @@ def test_wide_products_are_computed_in_chunks():
     assert "multiply_tile<3, 24, false>" in kernel(painn(64)).source
 
 
+def test_a_gradient_alone_keeps_its_precision():
+    """The gradient of a matrix has no other product that could tell the precision."""
+    model = Model(lambda x, w: [x @ w], [("row", (16,)), ("shared", (16, 16))], [("row", "sum")])
+    with jax.default_matmul_precision("highest"):
+        gradient = model.region().cotangent((1,), (0,))
+    (walk,) = cuda._walks(gradient.program, False)
+    assert (
+        "accumulate_outer<8, 16, 16, 40, 40, true>"
+        in tile_kernel.generate_tiles(walk.program).source
+    )
+
+
 def test_rows_beyond_registers_have_no_kernel():
     joined = Model(
         lambda x, y, w: [jnp.concatenate([x, jnp.tanh(y), y, jnp.sin(x)]) @ w],

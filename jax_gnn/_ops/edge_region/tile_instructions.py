@@ -37,7 +37,9 @@ class TileInstructions(TileRows):
 
     def __init__(self, program: RowProgram, *, recompute: bool) -> None:
         super().__init__(program, recompute=recompute)
-        self.precise = any(len(x.params) > 1 for x in program.instructions if x.name == "dot")
+        self.precise = any(
+            len(x.params) > 1 for x in program.instructions if x.name in ("dot", "outer")
+        )
         self.matrices: list[str] = []
         self.matrix_size = 0
         self._matrix_offsets: dict[tuple[int, ...], int] = {}
