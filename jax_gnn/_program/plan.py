@@ -169,11 +169,11 @@ def make_plan(
     Passes are priced by ops. A region may save more if a linear map is not moved out of it.
     """
     plan = Plan(traced, parts, passes, linear_maps)
+    if Plan(traced, parts, (), linear_maps).matcher.regions:
+        plan = min([plan, *_with_fewer_passes(plan)], key=lambda plan: plan.training_time)
     if linear_maps and not all(map(EdgeRegion.has_kernels, plan.regions)):
         return make_plan(traced, parts, passes, linear_maps=False)
-    if not Plan(traced, parts, (), linear_maps).matcher.regions:
-        return plan
-    return min([plan, *_with_fewer_passes(plan)], key=lambda plan: plan.training_time)
+    return plan
 
 
 def _with_fewer_passes(plan: Plan) -> list[Plan]:
