@@ -471,7 +471,7 @@ def _walk(
         output = program.outputs[i]
         index, dest = output.value, output.dest
         over_all.append(output.reduce if dest == "all" else None)
-        is_sum_of_block = by_block and output.reduce == "sum"
+        is_sum_of_block = by_block and dest == "all" and output.reduce == "sum"
         value = program.values[index]
         acc = np.dtype(accumulator_dtype(value.dtype))
         if dest == "all" and acc != value.dtype and not is_sum_of_block:
@@ -479,7 +479,7 @@ def _walk(
             wide = Instruction("convert_element_type", (index,), value.width, acc)
             instructions.append(wide)
             index = len(inputs) + len(instructions) - 1
-        if dest != "edge" and not (dest == "all" and is_sum_of_block):
+        if dest != "edge" and not is_sum_of_block:
             dest = "row"
         outputs.append(Output(index, dest, output.reduce))
     pruned, used = _without_inputs(without_dead_code(inputs, instructions, outputs))

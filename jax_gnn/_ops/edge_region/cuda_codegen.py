@@ -35,12 +35,13 @@ from jax_gnn._ops.edge_region.cuda_text import (
     WARP,
     Infeasible,
     Kernel,
+    affine,
     dot_sizes,
     elementwise,
     function,
     has_tiles,
     join_of_part,
-    literal,
+    literals,
     loaded,
     needs_exact_bits,
     on_tensor_cores,
@@ -524,13 +525,12 @@ class _Codegen:
         if numbers.size == 1:
             indices = np.zeros_like(indices)
         chosen, dtype = numbers[indices], step.dtype.name
-        # A constant with one number for all slots is a literal (NaN counts as equal to NaN);
-        # others are tables in global memory, read by slot.
-        if all(x == chosen[0] or (x != x and chosen[0] != chosen[0]) for x in chosen):
-            return _Value(literal(chosen[0], dtype), False)
-        if len(chosen) > 1 << 12:
-            raise Infeasible("a constant of too many numbers")
-        name = self._table(register_type(dtype), [literal(x, dtype) for x in chosen])
+        # A constant with one number for all slots is a literal; others are tables in global memory,
+        # read by slot.
+        texts = literals(chosen, dtype)
+        if len(texts) == 1:
+            return _Value(texts[0], False)
+        name = self._table(register_type(dtype), texts)
         self.work += 2 * self.slots
         if self._is_by_lane(indices):
             return self._define(dtype, lambda i: f"{name}[first]", False, 1)
@@ -640,12 +640,15 @@ class _Codegen:
             (self._value(left, row * inner + i), self._value(right, i * columns + column))
             for i in range(inner)
         ]
+        return self._sum_of_products(step.dtype.name, terms)
+
+    def _sum_of_products(self, dtype: str, terms: Sequence[tuple[_Value, _Value]]) -> _Value:
         is_vector = any(factor.is_vector for term in terms for factor in term)
         return self._define(
-            step.dtype.name,
+            dtype,
             lambda i: " + ".join(f"{a.at(i)} * {b.at(i)}" for a, b in terms),
             is_vector,
-            inner,
+            len(terms),
         )
 
     def _outer(self, step: Instruction, indices: np.ndarray) -> _Value:
@@ -661,13 +664,7 @@ class _Codegen:
             )
             for i in range(count)
         ]
-        is_vector = any(factor.is_vector for term in terms for factor in term)
-        return self._define(
-            step.dtype.name,
-            lambda i: " + ".join(f"{a.at(i)} * {b.at(i)}" for a, b in terms),
-            is_vector,
-            count,
-        )
+        return self._sum_of_products(step.dtype.name, terms)
 
     # ---- Inputs ---------------------------------------------------------------------------------
 
@@ -757,24 +754,9 @@ class _Codegen:
     def _index(self, indices: np.ndarray, slot: str, by_lane: bool) -> str:
         """Return `indices` as a C++ expression of a slot, or of a lane's first slot."""
         step = self.vec if by_lane else 1
-        slots, wanted = self.all_slots[::step], indices[::step].astype(np.int64)
-        start = int(wanted[0])
-        if (wanted == start).all():
-            return str(start)
-        # start + outer * (slot / group) + inner * (slot % group), else a table
-        inner, remainder = divmod(int(wanted[1]) - start, step)
-        if remainder == 0:
-            breaks = np.flatnonzero(wanted != start + inner * slots)
-            group = int(slots[breaks[0]]) if len(breaks) else self.slots
-            outer = int(wanted[breaks[0]]) - start if len(breaks) else 0
-            if (wanted == start + outer * (slots // group) + inner * (slots % group)).all():
-                terms = [str(start)] if start else []
-                if outer:
-                    terms.append(f"{outer} * static_cast<int>({slot} / {group})")
-                if inner:
-                    place = f"{slot} % {group}" if group < self.slots else slot
-                    terms.append(f"{inner} * static_cast<int>({place})")
-                return f"({' + '.join(terms)})"
+        text = affine(indices[::step].astype(np.int64), slot, step, "static_cast<int>")
+        if text is not None:
+            return text
         return f"{self._table('int', [str(int(i)) for i in indices])}[{slot}]"
 
 

@@ -135,15 +135,15 @@ def dot_sizes(program: RowProgram, step: Instruction) -> tuple[int, int]:
 
 def on_tensor_cores(program: RowProgram, step: Instruction) -> bool:
     """Whether tensor cores compute an instruction, for several entries together."""
-    if step.dtype.name not in ("float32", *HALVES):
+    if step.name not in ("dot", "outer") or step.dtype.name not in ("float32", *HALVES):
         return False
-    weights = step.width if step.name == "outer" else program.values[step.operands[-1]].width
-    return step.name in ("dot", "outer") and weights > MAX_UNROLLED_WEIGHTS
+    weights = step.width if step.name == "outer" else program.values[step.operands[1]].width
+    return weights > MAX_UNROLLED_WEIGHTS
 
 
 def has_tiles(program: RowProgram) -> bool:
     """Whether a program has products for tensor cores."""
-    return any(on_tensor_cores(program, step) for step in program.instructions if step.operands)
+    return any(on_tensor_cores(program, step) for step in program.instructions)
 
 
 def outer_sizes(program: RowProgram, step: Instruction) -> tuple[int, int, int]:
@@ -278,26 +278,48 @@ def literal(value: float | np.generic, dtype: str) -> str:
     return f"({number!r}{'' if kind == 'double' else 'f'})"
 
 
-def affine(indices: np.ndarray, variable: str) -> str | None:
-    """Return ``indices[i]`` as a C++ expression of i, ``variable``; None if it is not affine.
+def literals(numbers: np.ndarray, dtype: str) -> list[str]:
+    """Return the literals of a constant: one if all numbers are equal, NaN counted as equal to NaN.
 
-    The form is start + outer * (i / group) + inner * (i % group).
+    Raises:
+        Infeasible: A table of the numbers would be too long.
+    """
+    first = numbers[0]
+    if all(x == first or (x != x and first != first) for x in numbers):
+        numbers = numbers[:1]
+    if len(numbers) > 1 << 12:
+        raise Infeasible("a constant of too many numbers")
+    return [literal(x, dtype) for x in numbers]
+
+
+def affine(indices: np.ndarray, variable: str, step: int = 1, cast: str = "") -> str | None:
+    """Return an index as a C++ expression of a place, `variable`; None if it is not affine.
+
+    The form is start + outer * (place / group) + inner * (place % group).
+
+    Args:
+        indices: The index at places 0, `step`, 2 `step` and so on.
+        variable: C++ of the place.
+        step: Distance of places.
+        cast: C++ of a conversion of places to numbers with a sign.
     """
     count, start = len(indices), int(indices[0])
-    places = np.arange(count)
-    inner = int(indices[1]) - start if count > 1 else 0
+    if (indices == start).all():
+        return str(start)
+    places = step * np.arange(count)
+    inner, remainder = divmod(int(indices[1]) - start, step)
     breaks = np.flatnonzero(indices != start + inner * places)
-    group = int(breaks[0]) if len(breaks) else count
-    outer = int(indices[group]) - start if len(breaks) else 0
-    if (indices != start + outer * (places // group) + inner * (places % group)).any():
+    group = int(places[breaks[0]]) if len(breaks) else step * count
+    outer = int(indices[breaks[0]]) - start if len(breaks) else 0
+    if remainder or (indices != start + outer * (places // group) + inner * (places % group)).any():
         return None
     terms = [str(start)] if start else []
     if outer:
-        terms.append(f"{outer} * ({variable} / {group})")
+        terms.append(f"{outer} * {cast}({variable} / {group})")
     if inner:
-        place = f"({variable} % {group})" if group < count else variable
-        terms.append(f"{inner} * {place}" if inner != 1 else place)
-    return f"({' + '.join(terms) or '0'})"
+        place = f"{variable} % {group}" if len(breaks) else variable
+        terms.append(f"{inner} * {cast}({place})")
+    return f"({' + '.join(terms)})"
 
 
 def tree(kind: str, terms: Sequence[str]) -> str:

@@ -62,7 +62,7 @@ class TileCode:
     """Code of the rows of 16 entries.
 
     Attributes:
-        lines: The body of the function ``tile`` of a text.
+        lines: The body of the function ``compute`` of a text.
         matrices: Lines that load matrices to shared memory.
         matrix_size: Numbers of the matrices.
         tables: Definitions of constant arrays.
@@ -76,7 +76,6 @@ class TileCode:
         words: Required alignment in bytes of the rows of each input, then of each output.
         exact: Whether another kernel must produce the same bits.
         registers: Registers of a lane for rows, where most are alive.
-        work: Estimated operations for an entry.
     """
 
     lines: tuple[str, ...]
@@ -93,7 +92,6 @@ class TileCode:
     words: list[int]
     exact: bool
     registers: int
-    work: float
 
 
 def tile_code(program: RowProgram) -> TileCode:
@@ -125,10 +123,7 @@ class TileCodegen(TileInstructions):
         # A larger block shares out its sums, and what they need of shared memory, over more warps.
         has_sums = any(output.dest == "all" for output in program.outputs)
         self._warps = (2 if has_sums else 1) * THREADS // WARP
-        self._tile_of: dict[int, int] = {}
-        for output in program.outputs:
-            if output.dest == "row":
-                self._tile_of.setdefault(output.value, len(self._tile_of))
+        self._tiles: list[int] = []  # values, in the order of their tiles
         for value in program.values:
             if value.dtype.name in ("float64", "int64"):
                 raise Infeasible(f"a tile with {value.dtype}")
@@ -153,7 +148,7 @@ class TileCodegen(TileInstructions):
             matrices=tuple(self.matrices),
             matrix_size=self.matrix_size,
             tables=tuple(self.tables),
-            tiles=tuple((value, self.plan.width(value)) for value in self._tile_of),
+            tiles=tuple((value, self.plan.width(value)) for value in self._tiles),
             sums=tuple(self._sums),
             finish=tuple(self._finish),
             outer_sums=self._outer_sums,
@@ -163,7 +158,6 @@ class TileCodegen(TileInstructions):
             words=self.words,
             exact=self.plan.exact,
             registers=registers,
-            work=self.work,
         )
 
     # --- Results ---------------------------------------------------------------------------------
@@ -184,10 +178,11 @@ class TileCodegen(TileInstructions):
             element = f"cast<{kind}>(entries[k].valid() ? {{}} : 0)"
             condition = "entries[k].there()"
         else:
-            if any(self.program.outputs[i].value == value for i in self._earlier_tiles(number)):
+            if value in self._tiles:  # another reduction of the same rows
                 return
-            kind, tile = "float", self._tile_of[value]
-            base = f"Tile{tile}::row(memory, g + 8 * k)"
+            base = f"Tile{len(self._tiles)}::row(memory, g + 8 * k)"
+            self._tiles.append(value)
+            kind = "float"
             element, condition = "static_cast<float>({})", "true"
         if not wide:
             text = self._text(value, np.arange(width), False)
@@ -206,7 +201,6 @@ class TileCodegen(TileInstructions):
             limit = len(columns) if by_entry else blocks_of(len(columns)) * BLOCK
             call = f"store_pair<{limit}, {word}>({condition}, {base} + {start}"
             self._store_pairs(kind, len(columns), element.format(text), call)
-        self.work += 2 * width
 
     def _store_pairs(self, kind: str, width: int, number: str, call: str) -> None:
         """Append a call for each two neighbouring numbers of a wide row."""
@@ -295,7 +289,6 @@ class TileCodegen(TileInstructions):
                     f"{strides[1]}, {precise}>(block, block + {starts[1]}, {sums});",
                     "__syncthreads();",
                 ]
-            self.work += count * rows * columns / 8
         self._finish.append(f"store_outer<{self._warps}, {rows}, {columns}>({place}, {sums});")
 
     def _put_block_row(self, operand: int, first: int, width: int, start: int, stride: int) -> None:
@@ -310,6 +303,3 @@ class TileCodegen(TileInstructions):
             return
         limit = blocks_of(width) * BLOCK
         self._store_pairs("float", width, number, f"store_pair<{limit}, 2>(true, {row}")
-
-    def _earlier_tiles(self, number: int) -> list[int]:
-        return [i for i in range(number) if self.program.outputs[i].dest == "row"]

@@ -5,6 +5,8 @@ See :mod:`jax_gnn._ops.edge_region.tile_codegen` for the layout of rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jax_gnn._ops.edge_region.cuda_text import (
@@ -71,7 +73,6 @@ class TileInstructions(TileRows):
             indices = np.arange(step.width)
             texts = [f"({self._text(i, indices, wide)})" for i in step.operands]
             self._define(number, expression(*texts), wide)
-            self.work += step.width * 2
 
     def _concatenate(self, number: int, step: Instruction) -> None:
         widths = [self.plan.width(i) for i in step.operands]
@@ -81,11 +82,7 @@ class TileInstructions(TileRows):
         # A text may append the lines of a load or a move, which precede the loop that reads them.
         texts = [self._text(i, np.arange(self.plan.width(i)), wide) for i in step.operands]
         if not wide or all(start % BLOCK == 0 for start in starts):
-            rows = self._declare(dtype, step.width, wide, varies)
-            for start, width, text in zip(starts, widths, texts, strict=True):
-                element = f"[j + {start // BLOCK}][e]" if wide else f"[k][{start} + q]"
-                self._loop(f"{rows.name}{element} = {text};", width, wide, varies)
-            self.rows[number] = rows
+            self.rows[number] = self._joined(dtype, starts, widths, texts, wide, varies)
             return
         pieces = []
         for start, operand, text in zip(starts, step.operands, texts, strict=True):
@@ -95,10 +92,25 @@ class TileInstructions(TileRows):
         self._write_scratch(pieces, dtype)
         self.rows[number] = self._read_scratch(dtype, np.arange(step.width), varies)
 
+    def _joined(
+        self,
+        dtype: str,
+        starts: Sequence[int],
+        widths: Sequence[int],
+        texts: Sequence[str],
+        wide: bool,
+        varies: bool,
+    ) -> Rows:
+        """Return rows of the numbers of several texts, in a wide row from whole blocks on."""
+        rows = self._declare(dtype, sum(widths), wide, varies)
+        for start, width, text in zip(starts, widths, texts, strict=True):
+            element = f"[j + {start // BLOCK}][e]" if wide else f"[k][{start} + q]"
+            self._loop(f"{rows.name}{element} = {text};", width, wide, varies)
+        return rows
+
     def _reduce(self, number: int, step: Instruction) -> None:
         kind, count, operand = str(step.params[0]), int(step.params[1]), step.operands[0]
         wide, places = step.width > MAX_NARROW, np.arange(step.width) * count
-        self.work += 2 * step.width * count
         in_lanes = not self.plan.is_wide(operand) or (
             wide
             and (
@@ -185,12 +197,8 @@ class TileInstructions(TileRows):
             self.rows[number] = self._read_scratch(dtype, np.arange(step.width), True)
             return
         texts = [self._row_text(rows, dtype, places, wide) for rows in pieces]
-        joined = self._declare(dtype, step.width, wide, True)
-        for i, text in enumerate(texts):
-            start = i * columns
-            element = f"[j + {start // BLOCK}][e]" if wide else f"[k][{start} + q]"
-            self._loop(f"{joined.name}{element} = {text};", columns, wide, True)
-        self.rows[number] = joined
+        starts = [i * columns for i in range(count)]
+        self.rows[number] = self._joined(dtype, starts, [columns] * count, texts, wide, True)
 
     def _product_text(self, number: int, step: Instruction, indices: np.ndarray, wide: bool) -> str:
         """Return numbers of a product of which only the columns that are read are computed."""
@@ -218,7 +226,6 @@ class TileInstructions(TileRows):
         if self.program.varies[right] or not self.program.varies[left]:
             raise Infeasible("a product whose matrix is not shared")
         inner, columns = dot_sizes(self.program, step)
-        self.work += count * inner / 8
         indices, places = row * inner + np.arange(inner), first + np.arange(count)
         method = self.plan.method(step)
         if method == "scalar":

@@ -19,7 +19,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     FLOATS,
     Infeasible,
     affine,
-    literal,
+    literals,
     loaded,
     register_type,
     stored_type,
@@ -62,7 +62,6 @@ class TileRows(abc.ABC):
         phase: Number of products so far, over which no rows are kept that other rows tell.
         scratch_width: Numbers of a row of the warp's scratch memory.
         words: Required alignment in bytes of the rows of each input, then of each output.
-        work: Estimated operations for an entry.
     """
 
     def __init__(self, program: RowProgram, *, recompute: bool) -> None:
@@ -73,7 +72,6 @@ class TileRows(abc.ABC):
         self.rows: dict[int, Rows] = {}
         self.phase = 0
         self.scratch_width = 0
-        self.work = 0.0
         arrays = [*program.inputs, *(program.values[output.value] for output in program.outputs)]
         self.words = [array.dtype.itemsize for array in arrays]
         self._moved: dict[tuple[object, ...], Rows] = {}  # loads and moves, by what they hold
@@ -186,14 +184,13 @@ class TileRows(abc.ABC):
         return name
 
     def _constant_text(self, step: Instruction, indices: np.ndarray, wide: bool) -> str:
-        numbers, dtype = np.asarray(step.params)[indices], step.dtype.name
-        if all(x == numbers[0] or (x != x and numbers[0] != numbers[0]) for x in numbers):
-            return literal(numbers[0], dtype)
-        if len(numbers) > 1 << 12:
-            raise Infeasible("a constant of too many numbers")
+        dtype = step.dtype.name
+        texts = literals(np.asarray(step.params)[indices], dtype)
+        if len(texts) == 1:
+            return texts[0]
         if wide:
-            numbers = np.pad(numbers, (0, -len(numbers) % BLOCK), mode="edge")
-        name = self._table(register_type(dtype), [literal(x, dtype) for x in numbers])
+            texts += texts[-1:] * (-len(texts) % BLOCK)
+        name = self._table(register_type(dtype), texts)
         return f"{name}[{COLUMN if wide else 'q'}]"
 
     # --- Inputs ----------------------------------------------------------------------------------
@@ -260,7 +257,6 @@ class TileRows(abc.ABC):
                 assert not varies
                 self._loop(line, count, wide, False)
         self._moved[key] = rows
-        self.work += 4 * count
         return rows
 
     # --- Registers -------------------------------------------------------------------------------
