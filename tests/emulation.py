@@ -59,7 +59,7 @@ def _host_compiler(text: str, arch: str, fma: bool) -> cuda_compile.Binary:
     del arch, fma
     root = pathlib.Path(__file__).parents[1] / "cpp"
     source = '#include "region_text.h"\n' + cuda_compile.source_of(text)
-    source += "JAX_GNN_REGION(region, jax_gnn::cuda::Text)\n"
+    source += f"JAX_GNN_REGION(region, {cuda_compile.kernel_name(text)})\n"
     # Cache by source and headers, as a compilation takes seconds.
     key = hashlib.sha256(source.encode())
     for path in sorted([*root.glob("kernels/cuda/*.cuh"), *root.glob("emulator/*")]):

@@ -61,6 +61,11 @@ void copy_async(bool valid, const void* from, void* to) {
     std::memset(to, 0, kBytes);
 }
 
+template <int kBytes>
+void copy_or_zeros(bool valid, const void* from, void* to) {
+  copy_async<kBytes>(valid, from, to);
+}
+
 inline void write_pair(void* to, uint64_t first, uint64_t second) {
   const uint64_t pair[] = {first, second};
   if (reinterpret_cast<uintptr_t>(to) % sizeof pair != 0)
@@ -94,6 +99,8 @@ inline float min_or_nan(float a, float b) { return a != a || b != b ? NAN : std:
 inline unsigned to_tf32(unsigned bits) {
   return std::isfinite(__uint_as_float(bits)) ? (bits + 0x1000) & ~0x1fffu : bits;
 }
+
+inline unsigned nearly_tf32(float x) { return __float_as_uint(x * 1.00034180f) & ~0x1fffu; }
 
 inline void multiply_tf32(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   const auto lanes = [](unsigned first, unsigned second) {

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../kernels/cuda/edge_region.cuh"
+#include "../kernels/cuda/edge_tile_walk.cuh"
 #include "emulator.cc"
 
 namespace emulator {
@@ -27,10 +27,9 @@ bool run_by_address(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t
 
 }  // namespace emulator
 
-// What a text's function is.
-#define JAX_GNN_REGION(name, text)                                                                \
+// The function of an instantiated kernel.
+#define JAX_GNN_REGION(name, ...)                                                                 \
   extern "C" __attribute__((visibility("default"))) bool name(dim3 grid, dim3 block,              \
                                                               size_t shared, void** parameters) { \
-    return emulator::run_by_address(jax_gnn::cuda::region_kernel<text>, grid, block, shared,      \
-                                    parameters);                                                  \
+    return emulator::run_by_address(__VA_ARGS__, grid, block, shared, parameters);                \
   }

@@ -62,9 +62,10 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
     return invalid("an edge region has the wrong number of operands or results");
   if (attributes.slots < 1 || attributes.slots > 1 << 20 || attributes.vec < 1 ||
       attributes.vec > 8 || attributes.parts < 1 || attributes.parts > 1 << 10 ||
-      (attributes.unroll != 2 && attributes.unroll != 4 && attributes.unroll != 8) ||
+      !(attributes.unroll == 2 || attributes.unroll == 4 || attributes.unroll == 8 ||
+        attributes.unroll == 16) ||
       (attributes.acc_bytes != 4 && attributes.acc_bytes != 8) || attributes.shared < 0 ||
-      attributes.shared > 1 << 18 || attributes.threads > 256 ||
+      attributes.shared > 1 << 18 || attributes.threads > 512 ||
       !is_schedule(attributes.lanes, attributes.threads))
     return invalid("the schedule of an edge region is wrong");
   const auto ids = [&](size_t i) { return *operands.get<ffi::AnyBuffer>(i); };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "basics.cuh"
+#include "edge_scores.cuh"
 #include "pack.cuh"
 #include "segment_messages.cuh"
 #include "segment_ops.cuh"
@@ -110,6 +111,21 @@ __device__ __forceinline__ T cast(From value) {
   }
 }
 
+// Both operands are computed by all lanes, as they may need numbers of other lanes: a shuffle in a
+// branch that some lanes do not take would wait for these for ever.
+template <typename T>
+__device__ __forceinline__ T select(bool which, T x, T y) {
+  return which ? x : y;
+}
+template <typename T>
+__device__ __forceinline__ T or_zero(bool valid, T x) {
+  return valid ? x : T(0);
+}
+template <typename T>
+__device__ __forceinline__ T absolute(T x) {
+  return x < 0 ? -x : x;
+}
+
 // NaN wins.
 template <typename T>
 __device__ __forceinline__ T greater(T a, T b) {
@@ -122,7 +138,7 @@ __device__ __forceinline__ T lesser(T a, T b) {
 // In four instructions, a fifth of those of expf and a division. The power has the exponent's
 // error, 2^-24 of x, which is 1e-6 of the result where that is 1e-6.
 __device__ __forceinline__ float logistic(float x) {
-  return approximate_reciprocal(1 + approximate_exp2(x * -1.44269504f));
+  return reciprocal(1 + approximate_exp2(x * -1.44269504f));
 }
 __device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
 // log1p of numbers from 0 to 1, in half the instructions: x + x^2 times a polynomial, which was

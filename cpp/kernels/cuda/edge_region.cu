@@ -1,5 +1,5 @@
 // Edge regions, the host's side. What is launched was compiled at run time, so its parameters are
-// passed by address; they are those of region_kernel in edge_region.cuh, whatever the text.
+// passed by address; they are those of reduce_kernel and tile_kernel, whatever the text.
 #include <algorithm>
 #include <map>
 #include <mutex>

@@ -1,6 +1,7 @@
 // Edge regions: what an entry brings is computed by a text that is written at run time
 // (jax_gnn/_ops/edge_region/cuda_codegen.py). The walk of segment_walk.cuh takes it as a message;
-// the sums, maxima and minima of a row are parts of one operator.
+// the sums, maxima and minima of a row are parts of one operator. Texts with products have a walk of
+// their own (edge_tile_walk.cuh), which takes the same parameters.
 //
 // A lane has kVec neighbouring slots of kWidth. What a slot means is up to the text. It has:
 //   Entry, Once          what is loaded of an entry, and of what all entries share
@@ -8,14 +9,10 @@
 //   value                makes the parts of an entry, and writes what is the entry's own
 //   store                writes the parts of a row
 //   kind                 how a part is joined to others
-//   load_matrices        loads the matrices of products to shared memory
-//   compute              computes the rows of the entries of a tile (edge_tiles.cuh), from where
-//                        `value` reads them, and adds to Sums, those over all entries of the block
-//   finish               writes these
 // Rows are aligned to the words that the text reads and writes: its handler checks that.
 #pragma once
 
-#include "edge_tiles.cuh"
+#include "edge_numbers.cuh"
 #include "segment_walk.cuh"
 
 namespace jax_gnn::cuda {
@@ -41,8 +38,6 @@ struct RegionMessage {
     unsigned valid, there;  // bit j: entry j counts; it has a place, which may be padding's
     unsigned first;         // slot of the lane
     bool active;
-    float* memory;  // shared memory of the warp
-    int in_warp;    // the number of the team's first entry there
   };
   __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
                                        bool ordered, bool, const Column& column,
@@ -70,80 +65,14 @@ struct RegionMessage {
                                         Acc (&parts)[Text::kParts]) const {
     Text::value(loaded.entries[j], loaded.once, in, out, loaded.active, loaded.there >> j & 1,
                 loaded.valid >> j & 1, loaded.rows[j], loaded.cols[j], loaded.places[j],
-                loaded.first, loaded.memory, loaded.in_warp + j, parts);
+                loaded.first, parts);
   }
 };
 
 template <class Text>
 constexpr bool makes_parts<RegionMessage<Text>> = true;
 template <class Text>
-constexpr bool reads_ahead<RegionMessage<Text>> = Text::kMemory == 0;
-template <class Text>
 constexpr int max_threads<RegionMessage<Text>> = Text::kThreads;
-
-// The rows of a tile, computed by the warp. Shared memory has the matrices, what warps of the block
-// leave for each other, then for each warp its entries, scratch memory and tiles: kMatrices,
-// kBlockMemory and kMemory words, of which only texts with products have any.
-template <class Text>
-struct Together<RegionMessage<Text>> {
-  using Message = RegionMessage<Text>;
-  __device__ __forceinline__ Together(const Message& message, void* shared, int warp, int team)
-      : message_(message),
-        matrices_(static_cast<float*>(shared)),
-        block_(matrices_ + Text::kMatrices),
-        memory_(block_ + Text::kBlockMemory + warp * Text::kMemory),
-        in_warp_(team * Text::kUnroll) {
-    if constexpr (Text::kMatrices > 0) Text::load_matrices(message.in, matrices_);
-    for (int i = static_cast<int>(threadIdx.x); i < Text::kBlockMemory; i += Text::kThreads)
-      block_[i] = 0;  // sums start from zero
-    if constexpr (Text::kMatrices + Text::kBlockMemory > 0) __syncthreads();
-  }
-  __device__ __forceinline__ void make(typename Message::Loaded& loaded) {
-    loaded.memory = memory_;
-    loaded.in_warp = in_warp_;
-    if constexpr (Text::kMemory > 0) {
-      auto* const tile = reinterpret_cast<TileEntry*>(memory_);
-      // The first lane of a team tells the warp of the team's entries.
-      if (loaded.first == 0)
-#pragma unroll
-        for (int j = 0; j < Text::kUnroll; ++j)
-          tile[in_warp_ + j] = {loaded.rows[j], loaded.cols[j], loaded.places[j],
-                                (loaded.valid >> j & 1u) | (loaded.there >> j & 1u) << 1};
-      __syncwarp();
-      const int g = static_cast<int>(threadIdx.x % 32 / 4);
-      compute({tile[g], tile[g + 8]});
-    }
-  }
-  // Sums over all entries are added by the whole block: warps with fewer steps than its first one
-  // take part with entries that do not count.
-  __device__ __forceinline__ void finish(const Cut& cut, int64_t begin, int64_t count) {
-    if constexpr (Text::kSums) {
-      constexpr int kEntries = 16;
-      const int64_t first = int64_t{blockIdx.x} * (blockDim.x / 32) * cut.per_warp;
-      const int64_t most = min(cut.per_warp, count - first);
-      const int64_t own = max(min(cut.per_warp, count - begin), int64_t{0});
-      const TileEntry none = {0, 0, 0, 0};
-      for (int64_t i = (own + kEntries - 1) / kEntries; i < (most + kEntries - 1) / kEntries; ++i)
-        compute({none, none});
-      __syncthreads();
-      Text::finish(message_.out, block_, sums_);
-    }
-  }
-
- private:
-  struct Entries {
-    TileEntry of_lane[2];
-  };
-  __device__ __forceinline__ void compute(const Entries& entries) {
-    Text::compute(message_.in, message_.out, matrices_, block_, memory_, entries.of_lane, sums_);
-    __syncwarp();
-  }
-
-  const Message& message_;
-  float *matrices_, *block_, *memory_;
-  int in_warp_;
-  typename Text::Sums sums_ = {};
-};
 
 template <class Text>
 struct RegionOp {
@@ -196,10 +125,6 @@ struct Output<Acc, Op, Acc, RegionRows<Text>> {
     Text::store(epilogue.arrays, static_cast<Index>(row), static_cast<unsigned>(column.first), run);
   }
 };
-
-// What a text launches.
-template <class Text>
-constexpr auto region_kernel = reduce_kernel<RegionMessage<Text>, RegionOp<Text>, RegionRows<Text>>;
 
 }  // namespace
 }  // namespace jax_gnn::cuda

@@ -117,28 +117,100 @@ __device__ __forceinline__ void store_pair(bool valid, T* row, int column, const
   }
 }
 
-// ---- Rows of the walk, whose lanes have four neighbouring columns of each chunk
+// ---- Staged rows: inputs of a tile's entries in shared memory, copied a tile ahead
 
-template <class Tile, int kWidth, int kParts>
-__device__ __forceinline__ void read_tile(float* memory, unsigned entry, unsigned place,
-                                          float (&parts)[kParts], int first) {
-  float words[4];
-  take_numbers<4>(Tile::row(memory, entry) + (place < kWidth ? place : 0), words);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) parts[first + i] = words[i];
+enum class Id { kRow, kCol, kPlace };
+
+// Lanes that copy a row of so many words.
+__host__ __device__ constexpr int lanes_of_row(int pieces) {
+  int lanes = 2;
+  while (lanes < 32 && lanes < pieces) lanes *= 2;
+  return lanes;
 }
 
-template <int kWidth, int kWord, typename T, int kParts>
+// The entries of a tile, and for each input's rows the ids of those that are read: -1 elsewhere.
+struct TileEntries {
+  TileEntry entries[16];
+  Index ids[3][16];  // by Id
+};
+
+// The ids of the entries of which a lane copies words. Rows have kPieces words: lanes are shared
+// out over whole rows, so that a lane has the same piece of each.
+template <Id kId, int kPieces>
+struct StagedIds {
+  static constexpr int kLanes = lanes_of_row(kPieces), kRows = 32 / kLanes;  // read at once
+  static constexpr int kSteps = 16 / kRows, kWords = in_steps(kPieces, kLanes);
+  int row, piece;  // of the lane, the first ones
+  Index ids[kSteps];
+
+  __device__ __forceinline__ StagedIds(const TileEntries& tile, int lane)
+      : row(lane / kLanes), piece(lane % kLanes) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) ids[i] = tile.ids[static_cast<int>(kId)][row + i * kRows];
+  }
+
+  // Asks for rows of kPieces * kWord bytes, to rows of kStride bytes.
+  template <int kWord, int kStride>
+  __device__ __forceinline__ void copy(const void* array, float* to) const {
+    const auto* const from = static_cast<const unsigned char*>(array) + piece * kWord;
+    auto* const bytes = reinterpret_cast<unsigned char*>(to) + row * kStride + piece * kWord;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+      for (int w = 0; w < kWords; ++w)
+        if (kPieces % kLanes == 0 || piece + w * kLanes < kPieces)
+          copy_or_zeros<kWord>(ids[i] >= 0,
+                               row_at(from + w * kLanes * kWord, ids[i], kPieces * kWord),
+                               bytes + i * kRows * kStride + w * kLanes * kWord);
+  }
+};
+
+// A staged row, kStart words from the first one's, in rows of kStride bytes.
+template <typename T, int kStart, int kStride>
+__device__ __forceinline__ const T* staged_row(const float* staged, int entry) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const unsigned char*>(staged + kStart) +
+                                    entry * kStride);
+}
+
+// Columns of a staged row, as load_wide.
+template <int kWidth, int kFirst, typename T, typename R, int kBlocks, int kElements>
+__device__ __forceinline__ void read_wide(const T* row, int t, R (&to)[kBlocks][kElements]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    const int column = 8 * j + 2 * t;
+    const auto word = *reinterpret_cast<const Word<T, 2>*>(row + column);
+    T pair[2];
+    memcpy(pair, &word, sizeof(word));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const R x = loaded_number(pair[i]);
+      to[j][kFirst + i] = kWidth % 8 == 0 || column + i < kWidth ? x : R(0);
+    }
+  }
+}
+
+// ---- Reduced rows, of which a lane has two neighbouring columns of each 64
+
+template <class Tile, int kWidth, int kParts>
+__device__ __forceinline__ void read_tile(float* memory, int entry, int64_t place,
+                                          float (&parts)[kParts], int first) {
+  float words[2];
+  take_numbers<2>(Tile::row(memory, entry) + (place < kWidth ? place : 0), words);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) parts[first + i] = words[i];
+}
+
+template <int kWidth, typename T, int kParts>
 __device__ __forceinline__ void store_chunk(T* row, unsigned place, const float (&run)[kParts],
                                             int first) {
-  T words[4];
+  T words[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = cast<T>(run[first + i]);
-  if constexpr (kWidth % 4 == 0) {
-    if (place < kWidth) store_numbers<kWord>(row + place, words);
+  for (int i = 0; i < 2; ++i) words[i] = cast<T>(run[first + i]);
+  if constexpr (kWidth % 2 == 0) {
+    if (place < kWidth) store_numbers<2>(row + place, words);
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 2; ++i)
       if (place + i < kWidth) row[place + i] = words[i];
   }
 }
@@ -154,7 +226,8 @@ template <bool kPrecise>
 struct Split {
   unsigned high, low = 0;
   Split() = default;
-  __device__ __forceinline__ explicit Split(float x) : high(to_tf32(bits_of(x))) {
+  __device__ __forceinline__ explicit Split(float x)
+      : high(kPrecise ? to_tf32(bits_of(x)) : nearly_tf32(x)) {
     if constexpr (kPrecise) {
       const float rest = x - float_of(high);
       if (rest - rest == 0) low = to_tf32(bits_of(rest));  // of infinities nothing is left
@@ -213,6 +286,10 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const LeftFragment
 // across + j / group * apart of the array. Of each step of eight rows, lane 4 g + t of a fragment
 // has rows 2 t and 2 t + 1 of column g, so that a lane's neighbouring columns of one product are
 // its operands of the next one. Called by the whole block.
+//
+// Numbers of the upper half of a fragment's lanes change places by eight, so that a lane can read a
+// row of the transposed fragment, of which rows are 16 numbers apart, without bank conflicts.
+__device__ __forceinline__ int in_fragment(int i) { return i ^ i / 32 % 2 * 8; }
 template <int kInner, int kColumns, bool kPrecise, typename T>
 __device__ __forceinline__ void load_matrix(const T* from, int start, int down, int across,
                                             int group, int apart, float* to) {
@@ -224,20 +301,22 @@ __device__ __forceinline__ void load_matrix(const T* from, int start, int down, 
     const int column = fragment % kTiles * 8 + lane / 4;
     const bool there = row < kInner && column < kColumns;
     const int at = start + row * down + column % group * across + column / group * apart;
-    to[i] = there ? Split<kPrecise>::kept(widen(from[at])) : 0.0f;
+    to[i / 64 * 64 + in_fragment(i % 64)] = there ? Split<kPrecise>::kept(widen(from[at])) : 0.0f;
   }
 }
 
 // Columns of the product of the rows of a tile with a matrix that load_matrix has loaded, from the
 // first fragment of these columns on. x(j, e) is element e of block j of the rows, of kSteps
-// blocks; a row of the matrix has kMatrixTiles blocks.
-template <int kSteps, int kMatrixTiles, bool kPrecise, class X, int kTiles>
+// blocks; a row of what is in memory, the matrix or its transpose, has kMatrixTiles blocks.
+template <int kSteps, int kMatrixTiles, bool kPrecise, bool kTransposed, class X, int kTiles>
 __device__ __forceinline__ void multiply_tile(const float* matrix, const X& x,
                                               float (&product)[kTiles][4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   static_assert(kSteps == 0, "the GPU's tensor cores take no float");
 #endif
-  const auto* const pairs = reinterpret_cast<const Word<float, 2>*>(matrix) + threadIdx.x % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const float* const first = matrix + in_fragment(kTransposed ? lane % 4 * 16 + lane / 4 : 2 * lane);
+  const float* const second = matrix + in_fragment(lane % 4 * 16 + 8 + lane / 4);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -248,9 +327,13 @@ __device__ __forceinline__ void multiply_tile(const float* matrix, const X& x,
     a.load([&](int down, int across) { return x(j, down / 8 * 2 + across / 4); });
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const auto pair = pairs[(j * kMatrixTiles + n) * 32];
       float b[2];
-      memcpy(b, &pair, sizeof(b));
+      if constexpr (kTransposed) {
+        b[0] = first[(n * kMatrixTiles + j) * 64];
+        b[1] = second[(n * kMatrixTiles + j) * 64];
+      } else {
+        take_numbers<2>(first + (j * kMatrixTiles + n) * 64, b);
+      }
       multiply_add(product[n], a, Split<kPrecise>::of_kept(b[0]), Split<kPrecise>::of_kept(b[1]));
     }
   }
@@ -264,6 +347,11 @@ __device__ __forceinline__ void multiply_tile(const float* matrix, const X& x,
 // Fragments of 16 x 8 sums that a warp has of rows x columns.
 __host__ __device__ constexpr int outer_fragments(int rows, int columns, int warps) {
   return in_steps(in_steps(rows, 16) * in_steps(columns, 8), warps);
+}
+
+// Words of such sums.
+__host__ __device__ constexpr int outer_words(int rows, int columns, int warps) {
+  return warps * outer_fragments(rows, columns, warps) * 128;
 }
 
 // Adds the products of the numbers of rows of `left` and `right`, in rows of kLeftStride and

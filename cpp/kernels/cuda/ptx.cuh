@@ -204,6 +204,18 @@ __device__ __forceinline__ void copy_async(bool valid, const void* from, void* t
                : "memory");
 }
 
+// As copy_async; a predicate takes fewer instructions than a size.
+template <int kBytes>
+__device__ __forceinline__ void copy_or_zeros(bool valid, const void* from, void* to) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.eq.u32 p, %3, 0;\n"
+      " cp.async.ca.shared.global [%0], [%1], %2, p;\n}"
+      :
+      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(kBytes),
+        "r"(static_cast<unsigned>(valid))
+      : "memory");
+}
+
 // Two words of 8 bytes that other blocks may read and write meanwhile, at once.
 __device__ __forceinline__ void write_pair(void* to, uint64_t first, uint64_t second) {
   asm volatile("{.reg .b128 w; mov.b128 w, {%1, %2}; st.relaxed.gpu.global.b128 [%0], w;}"
@@ -267,6 +279,13 @@ __device__ __forceinline__ unsigned to_tf32(unsigned bits) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
 #endif
   return rounded;
+}
+
+// The bits of x for a product that ignores those beyond 10 bits of fraction, by one instruction
+// rather than two: cut off, the product with 1 + 0.7 / 2^11 is within 0.7 of the last bit that stays,
+// and right on average. Numbers that have no more bits stay as they are.
+__device__ __forceinline__ unsigned nearly_tf32(float x) {
+  return __float_as_uint(x * 1.00034180f);
 }
 
 // sum (16, 8) += a (16, 8) b (8, 8) of such numbers, by a warp; of sm_80 and later.

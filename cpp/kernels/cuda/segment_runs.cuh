@@ -15,8 +15,8 @@
 namespace jax_gnn::cuda {
 namespace {
 
-constexpr int kMaxThreads = 256;  // of a block
-constexpr int kMaxWarps = kMaxThreads / 32;
+constexpr int kMaxThreads = 256;  // of a block that walks entries one by one
+constexpr int kMaxWarps = 16;     // of any block
 constexpr int kLongGap = 256;  // empty rows between two others: left to the whole block
 constexpr int kLongGaps = 8;   // of a block, more are left to the teams that see them
 

@@ -40,10 +40,6 @@ __host__ __device__ constexpr int runs_bytes(int warps, int lanes) {
 template <class Message>
 constexpr bool makes_parts = false;
 
-// Whether the ids of a step are asked for a step ahead, for which a lane needs registers.
-template <class Message>
-constexpr bool reads_ahead = Message::kGathers;
-
 // Of a block, as registers are shared out.
 template <class Message>
 constexpr int max_threads = kMaxThreads;
@@ -55,17 +51,6 @@ struct Cut {
   bool stages;       // a team's words are a row, which is narrow: there is room for staged ones
   int64_t per_warp;  // entries of a warp, a multiple of a step's
   int64_t width;
-};
-
-// What a message's values are made of that entries of a warp make together: for each step, after
-// what its entries bring has been asked for.
-template <class Message>
-struct Together {
-  __device__ __forceinline__ Together(const Message&, void*, int, int) {}
-  template <class Loaded>
-  __device__ __forceinline__ void make(Loaded&) {}
-  // Called after the last step, by the whole block.
-  __device__ __forceinline__ void finish(const Cut&, int64_t, int64_t) {}
 };
 
 // The steps of reduce_kernel, on what a thread has. All by reference: the code that comes out is
@@ -204,24 +189,22 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   set_neutral<Op>(carry);
   bool seen = false, left_open = false;
   const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
-  Together<Message> together(message, left_words, warp, team);
   Steps walk{csr, message, cut, teams, team, column, rows, end, sizes, left_words, beside, whole};
   Runs<Op, T, Acc, RowEpilogue> runs{csr,    output, lanes, lane,     teams, team, warp,
                                      column, shared, sizes, lane_out, carry, seen, left_open};
 
   typename Steps::Step coming;
-  if constexpr (reads_ahead<Message>) walk.load_step(begin, coming);
+  if constexpr (Message::kGathers) walk.load_step(begin, coming);
   const Index row_before = load_or(begin > 0, rows + begin - 1, Index(0));
   if (start == Start::kReadsAhead) wait_for_previous_launch();
   for (int64_t base = begin; base < end; base += teams * kUnroll) {
-    if constexpr (!reads_ahead<Message>) walk.load_step(base, coming);
+    if constexpr (!Message::kGathers) walk.load_step(base, coming);
     typename Steps::Step ids = coming;
     typename Message::Loaded loaded;
     walk.load_features(ids, loaded);
     // The next step's ids arrive while this step's features do.
-    if constexpr (reads_ahead<Message>)
+    if constexpr (Message::kGathers)
       if (base + teams * kUnroll < end) walk.load_step(base + teams * kUnroll, coming);
-    together.make(loaded);
     if constexpr (Message::kDots)
       message.dot(ids, csr.order, cut_size(csr.num_weights), column, loaded, left_words);
     if (base == begin)
@@ -312,7 +295,6 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
       }
   }
 
-  together.finish(cut, begin, csr.count);
   runs.complete(per_block, cut.width, fills, tails);
 }
 

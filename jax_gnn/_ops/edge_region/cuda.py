@@ -29,7 +29,6 @@ from jax_gnn._ops.edge_region.cuda_codegen import generate
 from jax_gnn._ops.edge_region.cuda_text import TILE_ENTRIES, WARP, Kernel, has_tiles
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
-    Builder,
     Input,
     Instruction,
     Output,
@@ -40,9 +39,11 @@ from jax_gnn._ops.edge_region.row_program import (
     evaluate,
     without_dead_code,
 )
+from jax_gnn._ops.edge_region.simplify import simplified
 from jax_gnn._ops.edge_region.xla import Edges
 
 _MULTIPROCESSORS = 132  # as for sums (segment_reduce/schedule.py)
+_MAX_SHORT = 4  # numbers of a row that is read again rather than stored
 _MAX_STORED = 4  # candidates to read from an earlier walk: all subsets are tried
 
 # Enums of edge_region.cuh.
@@ -345,7 +346,7 @@ def _walks(program: RowProgram, edges_by_col: bool) -> list[_Walk]:
         program: The program.
         edges_by_col: Whether the entries of columns, not those of rows, are in the edges' order.
     """
-    program = _with_fewer_selects(program)
+    program = simplified(program)
     by_row: list[int] = []
     by_col: list[int] = []
     for i, output in enumerate(program.outputs):
@@ -357,6 +358,9 @@ def _walks(program: RowProgram, edges_by_col: bool) -> list[_Walk]:
         program = _with_masks(program, first, second, edges_by_col)
         program = _with_reduced_values(program, second)
         first += range(count, len(program.outputs))
+        moved = _sums_of_stored_values(program, first, not edges_by_col)
+        first[:] = (i for i in first if i not in moved)
+        second += moved
     walks: list[_Walk] = []
     readable: list[int] = []
     for results, is_by_col in ((first, edges_by_col), (second, not edges_by_col)):
@@ -402,6 +406,26 @@ def _with_reduced_values(program: RowProgram, second: Sequence[int]) -> RowProgr
     stored = {output.value for output in program.outputs if output.dest == "edge"}
     added = [Output(value, "edge", "none") for value in values if value not in stored]
     return replace(program, outputs=(*program.outputs, *added))
+
+
+def _sums_of_stored_values(
+    program: RowProgram, first: Sequence[int], second_by_col: bool
+) -> list[int]:
+    """Return the sums over all entries that the second walk takes from the first one.
+
+    These are sums of values that the first walk stores by entry, so that the second one, which has
+    no products with matrices, reads nothing else but entries' own rows and short ones. The first
+    walk has most of the registers and shared memory to lose.
+    """
+    stored = [i for i in first if program.outputs[i].dest == "edge"]
+    sums = [i for i in first if program.outputs[i].dest == "all"]
+    is_short = {
+        i: all(x.access in ("edge", "shared") or x.width <= _MAX_SHORT for x in walk.inputs)
+        and not any(step.name == "dot" for step in walk.instructions)
+        for i in sums
+        for walk in (_walk(program, [i], second_by_col, stored).program,)
+    }
+    return [i for i in sums if is_short[i]] if has_tiles(program.only(first)) else []
 
 
 def _masks(program: RowProgram, results: Sequence[int]) -> list[int]:
@@ -495,44 +519,6 @@ def _walk(
 
 
 # --- Rewrites of row programs --------------------------------------------------------------------
-
-
-def _with_fewer_selects(program: RowProgram) -> RowProgram:
-    """Return the program with nested selects of zero, where(a, where(b, x, 0), 0), as one."""
-    builder = Builder(program.inputs)
-    values = list(range(len(program.inputs)))
-
-    def select_of_zero(
-        instruction: Input | Instruction, operands: Sequence[int]
-    ) -> tuple[int, int, int] | None:
-        if not isinstance(instruction, Instruction) or instruction.name != "select_n":
-            return None
-        if len(operands) != 3 or builder.value(operands[0]).dtype != bool:
-            return None
-        zeros = builder.constant_of(operands[1])
-        if zeros is None or zeros.any() or np.signbit(zeros).any():
-            return None
-        return operands[0], operands[1], operands[2]
-
-    for instruction in program.instructions:
-        operands = [values[i] for i in instruction.operands]
-        outer = select_of_zero(instruction, operands)
-        source = builder.value(outer[2]) if outer else None
-        inner = select_of_zero(source, source.operands) if isinstance(source, Instruction) else None
-        if outer and inner and builder.value(outer[0]).width == builder.value(inner[0]).width:
-            mask = builder.emit("and", (outer[0], inner[0]), builder.value(outer[0]).width, bool)
-            operands = [mask, outer[1], inner[2]]
-        values.append(
-            builder.emit(
-                instruction.name,
-                operands,
-                instruction.width,
-                instruction.dtype,
-                instruction.params,
-            )
-        )
-    outputs = [replace(output, value=values[output.value]) for output in program.outputs]
-    return without_dead_code(builder.inputs, builder.instructions, outputs)
 
 
 def _with_inputs(program: RowProgram, values: Sequence[int]) -> RowProgram:

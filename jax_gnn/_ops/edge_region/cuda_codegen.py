@@ -410,7 +410,6 @@ class _Codegen:
             raise Infeasible("an entry has too many numbers for the registers of a GPU")
         arrays = "const Arrays& in, "
         ids_of_entry = "Index row, Index col, Index place, unsigned first, "
-        memory = "float* memory, unsigned in_warp"
         lines = [
             *self.tables,
             "struct Text {",
@@ -429,13 +428,9 @@ class _Codegen:
             *function(f"load({arrays}bool valid, {ids_of_entry}Entry& entry)", self.loads),
             *function(
                 f"value(const Entry& entry, const Once& once, {arrays}const Arrays& out, "
-                f"bool active, bool there, bool valid, {ids_of_entry}{memory}, "
-                "Acc (&parts)[kParts])",
+                f"bool active, bool there, bool valid, {ids_of_entry}Acc (&parts)[kParts])",
                 self.body,
             ),
-            "static constexpr int kMatrices = 0, kBlockMemory = 0, kMemory = 0;",
-            "static constexpr bool kSums = false;",
-            *struct("Sums", ()),
         ]
         lines += function(
             "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])",

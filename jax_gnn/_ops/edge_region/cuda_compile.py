@@ -73,9 +73,18 @@ def supports_linear_maps() -> bool:
     return missing() is None and (not arch.isdigit() or int(arch) >= 80)
 
 
+def kernel_name(definition: str) -> str:
+    """Return the C++ name of the kernel of a struct ``Text``: the walk of tiles has its own."""
+    if "kStages" in definition:
+        return f"{_NAMESPACE}::tile_kernel<{_NAMESPACE}::Text>"
+    types = ("RegionMessage", "RegionOp", "RegionRows")
+    arguments = (f"{_NAMESPACE}::{name}<{_NAMESPACE}::Text>" for name in types)
+    return f"{_NAMESPACE}::reduce_kernel<{', '.join(arguments)}>"
+
+
 def source_of(definition: str) -> str:
     """Return the translation unit with the definition of the struct ``Text``."""
-    includes = '#include "edge_region.cuh"'
+    includes = '#include "edge_tile_walk.cuh"'
     return f"{includes}\nnamespace {_NAMESPACE} {{\nnamespace {{\n{definition}}}\n}}\n"
 
 
@@ -128,11 +137,7 @@ def _nvrtc(definition: str, arch: str, fma: bool) -> Binary:
         # The seed of generated names; the default is the time.
         frandom_seed=hashlib.sha256(source.encode()).hexdigest()[:16],
     )
-    message, op, rows = (
-        f"{_NAMESPACE}::{name}<{_NAMESPACE}::Text>"
-        for name in ("RegionMessage", "RegionOp", "RegionRows")
-    )
-    kernel = f"{_NAMESPACE}::reduce_kernel<{message}, {op}, {rows}>"
+    kernel = kernel_name(definition)
 
     def build() -> bytes:
         try:

@@ -45,19 +45,20 @@ COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 
 # Functions of one operand that have the same name in C++.
 _UNARY = (
-    "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p "
+    "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp2 expm1 floor log log1p "
     "sin sinh sqrt tan tanh"
 )
 # A C++ expression for each elementwise function. {f} is the suffix of functions of float.
 _EXPRESSIONS = {
     **{name: f"{name}{{f}}({{0}})" for name in _UNARY.split()},
-    "abs": "({0} < 0 ? -{0} : {0})",
+    "abs": "absolute({0})",
     "add": "{0} + {1}",
     "and": "{0} & {1}",
     "atan2": "atan2{f}({0}, {1})",
     "clamp": "lesser(greater({0}, {1}), {2})",
     "div": "{0} / {1}",
     "eq": "{0} == {1}",
+    "exp": "quick_exponential({0})",
     "ge": "{0} >= {1}",
     "gt": "{0} > {1}",
     "is_finite": "{0} - {0} == 0",
@@ -252,7 +253,7 @@ def _expression(step: Instruction, dtypes: Sequence[str]) -> Callable[..., str]:
     if name == "rem":
         return lambda a, b: f"fmod{_suffix(dtype)}({a}, {b})" if dtype in FLOATS else f"{a} % {b}"
     if name == "select_n":
-        return lambda which, x, y: f"{which} ? {y} : {x}"
+        return lambda which, x, y: f"select({which}, {y}, {x})"
     if name not in _EXPRESSIONS:
         raise Infeasible(f"{name}, which has no line of CUDA")
     if "{f}" in _EXPRESSIONS[name] and dtypes[0] not in FLOATS:

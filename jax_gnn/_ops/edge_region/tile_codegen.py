@@ -24,7 +24,6 @@ import numpy as np
 from jax_gnn._ops.edge_region.cuda_text import (
     BYTES,
     STORED_TYPES,
-    THREADS,
     TILE_ENTRIES,
     WARP,
     Infeasible,
@@ -35,8 +34,9 @@ from jax_gnn._ops.edge_region.row_program import RowProgram
 from jax_gnn._ops.edge_region.tile_instructions import TileInstructions
 from jax_gnn._ops.edge_region.tile_plan import BLOCK, CHUNK, MAX_NARROW, blocks_of
 from jax_gnn._ops.edge_region.tile_rows import UNROLL
+from jax_gnn._ops.edge_region.tile_stages import Staging
 
-MAX_REGISTERS = 256
+MAX_REGISTERS = 330
 """Registers of the rows of a lane, as counted here."""
 
 _MAX_COLUMNS = 128  # of a sum over all entries that is no sum of products
@@ -69,9 +69,8 @@ class TileCode:
         tiles: Value and width of each tile that the code fills.
         sums: Members of the struct of sums over all entries of a block.
         finish: Lines that write these sums.
-        outer_sums: Words of shared memory for sums of outer products.
-        block_memory: Words of shared memory for what such sums are made of.
-        warps: Warps of a block.
+        outer_sums: Rows and columns of sums of outer products, which are in shared memory.
+        block_memory: Words of shared memory for each warp, to show rows to the whole block.
         scratch: Numbers between rows of the warp's scratch memory; 0 if there is none.
         words: Required alignment in bytes of the rows of each input, then of each output.
         exact: Whether another kernel must produce the same bits.
@@ -85,26 +84,25 @@ class TileCode:
     tiles: tuple[tuple[int, int], ...]
     sums: tuple[str, ...]
     finish: tuple[str, ...]
-    outer_sums: int
+    outer_sums: tuple[tuple[int, int], ...]
     block_memory: int
-    warps: int
     scratch: int
     words: list[int]
     exact: bool
     registers: int
 
 
-def tile_code(program: RowProgram) -> TileCode:
-    """Return the code of a program.
+def tile_code(program: RowProgram, staging: Staging) -> TileCode:
+    """Return the code of a program whose inputs are staged in some way.
 
     Raises:
         Infeasible: A value, or the whole, is beyond what a warp can hold.
     """
-    code = TileCodegen(program, recompute=False).code()
+    code = TileCodegen(program, recompute=False, staging=staging).code()
     # Gradients read rows of the forward pass again. What one row in registers tells is computed
     # again from it where all do not fit.
     if code.registers > MAX_REGISTERS:
-        code = TileCodegen(program, recompute=True).code()
+        code = TileCodegen(program, recompute=True, staging=staging).code()
     if code.registers > MAX_REGISTERS:
         raise Infeasible(f"rows of entries that take {code.registers} registers")
     return code
@@ -113,16 +111,14 @@ def tile_code(program: RowProgram) -> TileCode:
 class TileCodegen(TileInstructions):
     """The code of one program."""
 
-    def __init__(self, program: RowProgram, *, recompute: bool) -> None:
-        super().__init__(program, recompute=recompute)
+    def __init__(self, program: RowProgram, *, recompute: bool, staging: Staging) -> None:
+        super().__init__(program, recompute=recompute, staging=staging)
+        self._stages = staging.stages
         self._sums: list[str] = []
         self._finish: list[str] = []
         self._block_memory = 0
-        self._outer_sums = 0
+        self._outer_sums: list[tuple[int, int]] = []
         self._sum_registers = 0
-        # A larger block shares out its sums, and what they need of shared memory, over more warps.
-        has_sums = any(output.dest == "all" for output in program.outputs)
-        self._warps = (2 if has_sums else 1) * THREADS // WARP
         self._tiles: list[int] = []  # values, in the order of their tiles
         for value in program.values:
             if value.dtype.name in ("float64", "int64"):
@@ -141,6 +137,9 @@ class TileCodegen(TileInstructions):
                 self._rows_of(index)
             for number in ready.get(index, ()):
                 self._store(number)
+        # A stage may be overwritten once it has been read; of two, the other one is free at once.
+        reads = [i for i, line in enumerate(self.lines, 1) if "staged_row<" in line]
+        self.lines.insert(reads[-1] if reads and self._stages == 1 else 0, "prefetch();")
         registers = self._registers() + self._sum_registers
         scratch = -(-self.scratch_width // BLOCK) * BLOCK + 4 if self.scratch_width else 0
         return TileCode(
@@ -151,9 +150,8 @@ class TileCodegen(TileInstructions):
             tiles=tuple((value, self.plan.width(value)) for value in self._tiles),
             sums=tuple(self._sums),
             finish=tuple(self._finish),
-            outer_sums=self._outer_sums,
+            outer_sums=tuple(self._outer_sums),
             block_memory=self._block_memory,
-            warps=self._warps,
             scratch=scratch,
             words=self.words,
             exact=self.plan.exact,
@@ -175,7 +173,7 @@ class TileCodegen(TileInstructions):
         if by_entry:
             kind, array = STORED_TYPES[dtype], number + self.plan.first
             base = f"row_of<{kind}, {width}>(out.at[{number}], entries[k].place)"
-            element = f"cast<{kind}>(entries[k].valid() ? {{}} : 0)"
+            element = f"cast<{kind}>(or_zero(entries[k].valid(), {{}}))"
             condition = "entries[k].there()"
         else:
             if value in self._tiles:  # another reduction of the same rows
@@ -231,14 +229,14 @@ class TileCodegen(TileInstructions):
         blocks, elements = (blocks_of(width), 2) if wide else (1, width)
         self._sums.append(f"float {name}[{blocks}][{elements}];")
         self._sum_registers += blocks * elements
-        self._block_memory = max(self._block_memory, self._warps * width)
+        self._block_memory = max(self._block_memory, width)
         text = self._text(value, np.arange(width), wide)
         entry, element = ("e / 2", "[j][e % 2]") if wide else ("k", "[0][q]")
-        line = f"sums.{name}{element} += entries[{entry}].valid() ? static_cast<float>({text}) : 0;"
-        self._loop(line, width, wide, True)
+        term = f"or_zero(entries[{entry}].valid(), static_cast<float>({text}))"
+        self._loop(f"sums.{name}{element} += {term};", width, wide, True)
         is_wide = "true" if wide else "false"
         self._finish.append(
-            f"store_columns<{self._warps}, {width}, {is_wide}>({place}{width}, block, sums.{name});"
+            f"store_columns<kWarps, {width}, {is_wide}>({place}{width}, block, sums.{name});"
         )
 
     def _outer_products(self, number: int, indices: np.ndarray) -> list[_Factors]:
@@ -271,12 +269,11 @@ class TileCodegen(TileInstructions):
         precise = "true" if self.precise else "false"
         # A stride of 8 modulo 32 words puts the rows of four entries into different banks.
         strides = [-(-width // WARP) * WARP + 8 for width in (rows, columns)]
-        entries = self._warps * TILE_ENTRIES
-        starts = 0, entries * strides[0]
-        self._block_memory = max(self._block_memory, entries * sum(strides))
-        fragments = -(-(-(-rows // 16) * blocks_of(columns)) // self._warps)
-        sums = f"block + kOuterSums + {self._outer_sums}"
-        self._outer_sums += self._warps * fragments * 4 * WARP
+        starts = "0", f"kWarps * {TILE_ENTRIES * strides[0]}"
+        self._block_memory = max(self._block_memory, TILE_ENTRIES * sum(strides))
+        before = (f"outer_words({r}, {c}, kWarps)" for r, c in self._outer_sums)
+        sums = " + ".join(("block + kOuterSums", *before))
+        self._outer_sums.append((rows, columns))
         self.phase += 1
         for count, *factors in products:
             for i in range(count):
@@ -285,18 +282,18 @@ class TileCodegen(TileInstructions):
                     self._put_block_row(factor.operand, first, factor.width, start, stride)
                 self.lines += [
                     "__syncthreads();",
-                    f"accumulate_outer<{self._warps}, {rows}, {columns}, {strides[0]}, "
+                    f"accumulate_outer<kWarps, {rows}, {columns}, {strides[0]}, "
                     f"{strides[1]}, {precise}>(block, block + {starts[1]}, {sums});",
                     "__syncthreads();",
                 ]
-        self._finish.append(f"store_outer<{self._warps}, {rows}, {columns}>({place}, {sums});")
+        self._finish.append(f"store_outer<kWarps, {rows}, {columns}>({place}, {sums});")
 
-    def _put_block_row(self, operand: int, first: int, width: int, start: int, stride: int) -> None:
+    def _put_block_row(self, operand: int, first: int, width: int, start: str, stride: int) -> None:
         """Append the code that shows a row of each entry to all warps of the block."""
         wide = width > MAX_NARROW or self.plan.is_wide(operand)
         text = self._text(operand, first + np.arange(width), wide)
         precise = "true" if self.precise else "false"
-        number = f"entries[k].valid() ? Split<{precise}>::kept({text}) : 0"
+        number = f"or_zero(entries[k].valid(), Split<{precise}>::kept({text}))"
         row = f"block_row(k, {start}, {stride})"
         if not wide:
             self._narrow_loop(f"if (t == 0) {row}[q] = {number};", width, True)

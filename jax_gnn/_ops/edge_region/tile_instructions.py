@@ -24,6 +24,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
 from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram
 from jax_gnn._ops.edge_region.tile_plan import BLOCK, MAX_NARROW, MAX_STORED, blocks_of
 from jax_gnn._ops.edge_region.tile_rows import COLUMN, UNROLL, Rows, TileRows
+from jax_gnn._ops.edge_region.tile_stages import Staging
 
 _MAX_TERMS = 64  # of a reduction within a lane
 
@@ -37,8 +38,8 @@ class TileInstructions(TileRows):
         matrix_size: Numbers of the matrices.
     """
 
-    def __init__(self, program: RowProgram, *, recompute: bool) -> None:
-        super().__init__(program, recompute=recompute)
+    def __init__(self, program: RowProgram, *, recompute: bool, staging: Staging) -> None:
+        super().__init__(program, recompute=recompute, staging=staging)
         self.precise = any(
             len(x.params) > 1 for x in program.instructions if x.name in ("dot", "outer")
         )
@@ -146,7 +147,7 @@ class TileInstructions(TileRows):
         for q in range(step.width):
             term = f"({self._text(operand, q * count + np.arange(count), True)})"
             if count % BLOCK:
-                term = f"({COLUMN} < {count} ? {term} : {neutral})"
+                term = f"select({COLUMN} < {count}, static_cast<float>({term}), {neutral})"
             total = self._declare(dtype, 1, False, varies)
             if self.plan.exact:
                 self._join_in_order(total, term, kind, blocks_of(count))
@@ -236,10 +237,13 @@ class TileInstructions(TileRows):
             raise Infeasible(f"a product of {inner} terms in an order of its own")
         array, *strides = matrix_layout(self.program, step)
         precise = "true" if self.precise else "false"
-        key = array, *strides, inner, columns
-        # Products with the same matrix share one copy of it in shared memory. The copy is padded
-        # to blocks of 8 x 8, the fragments that tensor cores read.
-        if key not in self._matrix_offsets:
+        start, down, across, *groups = strides
+        key = array, start, down, across, *groups, inner, columns
+        # Products with the same matrix, or its transpose, share one copy of it in shared memory,
+        # padded to blocks of 8 x 8, the fragments that tensor cores read.
+        swapped = array, start, across, down, inner, 0, columns, inner
+        is_transposed = groups == [columns, 0] and swapped in self._matrix_offsets
+        if not is_transposed and key not in self._matrix_offsets:
             kind = stored_type(self.program.inputs[array].dtype.name)
             self._matrix_offsets[key] = self.matrix_size
             self.matrices.append(
@@ -249,11 +253,17 @@ class TileInstructions(TileRows):
             self.matrix_size += blocks_of(inner) * blocks_of(columns) * BLOCK * BLOCK
         text = self._text(left, indices, True)
         if inner % BLOCK:  # what is beyond the row may be no number
-            text = f"({COLUMN} < {inner} ? {text} : 0.0f)"
+            text = f"or_zero({COLUMN} < {inner}, static_cast<float>({text}))"
         rows = self._declare(step.dtype.name, count, True, True)
-        offset = self._matrix_offsets[key] + first // BLOCK * BLOCK * BLOCK
+        offset, along = (
+            self._matrix_offsets[key if not is_transposed else swapped],
+            blocks_of(columns),
+        )
+        offset += first * BLOCK * (blocks_of(inner) if is_transposed else 1)
+        if is_transposed:
+            along = blocks_of(inner)
         self.lines.append(
-            f"multiply_tile<{blocks_of(inner)}, {blocks_of(columns)}, {precise}>"
+            f"multiply_tile<{blocks_of(inner)}, {along}, {precise}, {str(is_transposed).lower()}>"
             f"(matrices + {offset}, [&](int j, int e) {{ return static_cast<float>({text}); }}, "
             f"{rows.name});"
         )
@@ -288,9 +298,10 @@ class TileInstructions(TileRows):
         weights = [self._text(right, places * columns + q, True) for q in range(columns)]
         rows = self._declare(step.dtype.name, columns, False, True)
         self._narrow_loop(f"{rows.name}[k][q] = 0;", columns, True)
-        inside = "" if inner % BLOCK == 0 else f"if ({COLUMN} < {inner}) "
+        inside = "true" if inner % BLOCK == 0 else f"{COLUMN} < {inner}"
         for q, weight in enumerate(weights):
-            self._loop(f"{inside}{rows.name}[e / 2][{q}] += ({x}) * ({weight});", inner, True, True)
+            term = f"or_zero({inside}, static_cast<float>(({x}) * ({weight})))"
+            self._loop(f"{rows.name}[e / 2][{q}] += {term};", inner, True, True)
         line = f"{rows.name}[k][q] = quad_join<Join::kSum>({rows.name}[k][q]);"
         self._narrow_loop(line, columns, True)
         return rows

@@ -8,6 +8,7 @@ neighbouring columns of each *chunk* of a row, and reduces them over the entries
 from __future__ import annotations
 
 import functools
+import math
 
 from jax_gnn._core import ffi
 from jax_gnn._ops.edge_region.cuda_text import (
@@ -15,7 +16,6 @@ from jax_gnn._ops.edge_region.cuda_text import (
     JOINS,
     SHARED_BYTES,
     STORED_TYPES,
-    THREADS,
     TILE_ENTRIES,
     WARP,
     Infeasible,
@@ -26,13 +26,27 @@ from jax_gnn._ops.edge_region.cuda_text import (
 )
 from jax_gnn._ops.edge_region.row_program import RowProgram
 from jax_gnn._ops.edge_region.tile_codegen import TileCode, tile_code
+from jax_gnn._ops.edge_region.tile_plan import blocks_of
+from jax_gnn._ops.edge_region.tile_stages import Staging, staging
 
-_VEC = 4  # columns of a lane in a chunk
-_ENTRY_WORDS = 4  # of ``TileEntry`` in ``edge_tiles.cuh``
+_VEC = 2  # columns of a lane in each 64
+# Words of a warp's memory ahead of staged rows: two ``TileEntries``, rows around a range.
+_FIXED_WORDS = 2 * TILE_ENTRIES * 7 + 4
+# Inputs that are staged, by access, for how many tiles, and the speed. Rows of destinations are
+# often those of the entry before, and in the cache.
+_STAGINGS = (
+    (("edge", "col", "row"), 2, 1.0),
+    (("edge", "col", "row"), 1, 0.97),
+    (("edge", "col"), 2, 0.95),
+    (("edge", "col"), 1, 0.92),
+    ((), 1, 0.75),
+)
+_BLOCK_WARPS = 4, 6, 8, 10, 12, 14, 16
+# Warps of a multiprocessor, and the registers of rows, as counted, for which a lane has enough
+# then: a compiler keeps few rows whole.
+_WARPS_AND_REGISTERS = (16, 104), (12, 200)
+_MIN_WARPS = 8
 _MAX_PARTS = 32  # columns of a lane in all chunks
-# Registers of the walk, beside the rows of a tile and the parts of a row.
-_WALK_REGISTERS = 56
-_REGISTERS_OF_THREE = 168  # of a lane, with three blocks of a multiprocessor
 
 # The place of a lane in fragments, by which the code of tiles finds its columns and entries.
 _PLACES = (
@@ -56,50 +70,60 @@ def generate_tiles(program: RowProgram) -> Kernel:
     Raises:
         Infeasible: A value, or the whole, is beyond what a kernel can hold.
     """
-    code = tile_code(program)
-    widest = max((width for _, width in code.tiles), default=1)
-    # A team of lanes holds a chunk, and a step of the warp has the entries of one tile.
-    slots = next(n for n in (16, 32, 64) if n >= min(widest, 64))
-    lanes, unroll = slots // _VEC, slots // 8
+    choices, reasons = list[tuple[float, TileCode, Staging, int]](), list[str]()
+    for accesses, stages, speed in _STAGINGS:
+        try:
+            staged = staging(program, accesses, stages)
+            code = tile_code(program, staged)
+        except Infeasible as error:
+            reasons.append(str(error))
+            continue
+        for warps in _BLOCK_WARPS:
+            if blocks := _num_blocks(program, code, staged, warps):
+                choices.append((blocks * warps * speed, code, staged, warps))
+    if not choices:
+        raise Infeasible(
+            reasons[-1] if reasons else "linear maps beyond the shared memory of a GPU"
+        )
+    return _kernel(program, *max(choices, key=lambda choice: choice[0])[1:])
+
+
+def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -> Kernel:
     words = list(code.words)
-    parts, joins, values, stores = _walk_text(program, code, slots, words)
-    if parts > _MAX_PARTS:
-        raise Infeasible(f"sums of {parts} numbers for each lane")
-    types, memory = _memory(code)
-    shared = 4 * (code.matrix_size + code.block_memory + code.outer_sums + code.warps * memory)
-    blocks = _blocks(code, parts, shared, lanes)
+    parts, joins, reads, stores = _walk_text(program, code, words)
+    types, memory = _memory(code, staging, parts)
+    block_memory, shared = _shared_words(code, memory, warps)
+    blocks = _num_blocks(program, code, staging, warps)
     arrays = "const Arrays& in, "
     lines = [
         *code.tables,
         "struct Text {",
         *types,
         "using Acc = float;",
-        f"static constexpr int kVec = {_VEC}, kParts = {parts};",
-        f"static constexpr int kUnroll = {unroll}, kMinBlocks = {blocks};",
+        f"static constexpr int kVec = {_VEC}, kParts = {parts}, kUnroll = {TILE_ENTRIES};",
+        f"static constexpr int kWarps = {warps}, kThreads = {WARP * warps}, kMinBlocks = {blocks};",
         f"static constexpr int kMatrices = {code.matrix_size}, kMemory = {memory};",
-        f"static constexpr int kOuterSums = {code.block_memory}, kThreads = {WARP * code.warps};",
-        f"static constexpr int kBlockMemory = {code.block_memory + code.outer_sums};",
+        f"static constexpr int kOuterSums = {warps * code.block_memory};",
+        f"static constexpr int kBlockMemory = {block_memory};",
         f"static constexpr bool kSums = {'true' if code.finish else 'false'};",
         *struct("Sums", code.sums),
         "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
         f"return {join_of_part(joins)};",
         "}",
-        *struct("Entry", ()),
-        *struct("Once", ()),
-        *function(f"load_once({arrays}bool active, unsigned first, Once& once)", ()),
-        *function(f"load({arrays}bool valid, {_IDS}Entry& entry)", ()),
-        *function(
-            f"value(const Entry& entry, const Once& once, {arrays}const Arrays& out, bool active, "
-            f"bool there, bool valid, {_IDS}float* memory, unsigned in_warp, Acc (&parts)[kParts])",
-            values,
-        ),
         *function(f"load_matrices({arrays}float* matrices)", code.matrices),
         *function(
-            f"compute({arrays}const Arrays& out, const float* matrices, float* block, "
-            "float* memory, const TileEntry (&entries)[2], Sums& sums)",
+            f"stage({arrays}const TileEntries& tile, int lane, float* staged)",
+            staging.lines(program),
+        ),
+        "template <class Prefetch>",
+        *function(
+            f"compute({arrays}const Arrays& out, const float* matrices, float* block, float* "
+            "memory, const float* staged, const TileEntry (&entries)[2], Sums& sums, "
+            "const Prefetch& prefetch)",
             (*_PLACES, *code.lines),
         ),
         *(function(_FINISH, code.finish) if code.finish else ()),
+        *function("read(float* memory, int entry, int64_t first, Acc (&parts)[kParts])", reads),
         *function(
             "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])", stores
         ),
@@ -107,14 +131,14 @@ def generate_tiles(program: RowProgram) -> Kernel:
     ]
     return Kernel(
         source="\n".join(lines) + "\n",
-        slots=slots,
+        slots=_VEC * WARP,
         vec=_VEC,
-        lanes=lanes,
-        unroll=unroll,
+        lanes=WARP,
+        unroll=TILE_ENTRIES,
         parts=parts,
-        threads=WARP * code.warps,
+        threads=WARP * warps,
         blocks=blocks,
-        shared=shared,
+        shared=4 * shared,
         acc="float32",
         words=tuple(words),
         exact=code.exact,
@@ -123,13 +147,13 @@ def generate_tiles(program: RowProgram) -> Kernel:
 
 
 def _walk_text(
-    program: RowProgram, code: TileCode, slots: int, words: list[int]
+    program: RowProgram, code: TileCode, words: list[int]
 ) -> tuple[int, list[str], list[str], list[str]]:
-    """Return the parts of a lane, their joins, and the lines of ``value`` and ``store``.
+    """Return the parts of a lane, their joins, and the lines of ``read`` and ``store``.
 
     Raises the alignment of results in `words`.
     """
-    parts, joins, values, stores = 0, list[str](), list[str](), list[str]()
+    parts, joins, reads, stores = 0, list[str](), list[str](), list[str]()
     tiles = [value for value, _ in code.tiles]
     for number, output in enumerate(program.outputs):
         if output.dest != "row":
@@ -137,47 +161,60 @@ def _walk_text(
         width, dtype = program.values[output.value].width, program.values[output.value].dtype.name
         kind, tile = STORED_TYPES[dtype], tiles.index(output.value)
         array = len(program.inputs) + number
-        word = next(n for n in (4, 2, 1) if width % n == 0 and n * BYTES[dtype] <= 16)
+        word = math.gcd(width, _VEC)
         words[array] = max(words[array], word * BYTES[dtype])
-        for start in range(0, width, slots):
+        for start in range(0, width, _VEC * WARP):
             place = f"first + {start}" if start else "first"
-            values.append(
-                f"read_tile<Tile{tile}, {width}>(memory, in_warp, {place}, parts, {parts});"
-            )
+            reads.append(f"read_tile<Tile{tile}, {width}>(memory, entry, {place}, parts, {parts});")
             stores.append(
-                f"store_chunk<{width}, {word}>(row_of<{kind}, {width}>(out.at[{number}], row), "
+                f"store_chunk<{width}>(row_of<{kind}, {width}>(out.at[{number}], row), "
                 f"{place}, run, {parts});"
             )
             parts += _VEC
             joins += [JOINS[output.reduce]] * _VEC
     if not parts:  # the walk needs at least one part
         return 1, [JOINS["sum"]], ["parts[0] = 0;"], []
-    return parts, joins, values, stores
+    return parts, joins, reads, stores
 
 
-def _memory(code: TileCode) -> tuple[list[str], int]:
+def _memory(code: TileCode, staging: Staging, parts: int) -> tuple[list[str], int]:
     """Return the types in a warp's shared memory, and its size in words."""
-    offset = TILE_ENTRIES * _ENTRY_WORDS
+    start = _FIXED_WORDS + WARP * parts
+    offset = start + staging.stages * staging.words
     lines = [
+        f"static constexpr int kStaged = {start}, kStages = {staging.stages};",
+        f"static constexpr int kStageWords = {staging.words};",
         f"static constexpr int kScratch = {code.scratch}, kScratchStart = {offset};",
     ]
     offset += TILE_ENTRIES * code.scratch
     for i, (_, width) in enumerate(code.tiles):
-        # A stride of 4 modulo 8 words puts neighbouring rows into different banks.
-        stride = -(-width // 8) * 8 + 4
+        # Lanes write pairs of columns of eight rows: a stride of 8 modulo 16 words puts those of
+        # four rows into different banks.
+        stride = -(-width // 16) * 16 + 8
         lines.append(f"using Tile{i} = EntryTile<{offset}, {stride}>;")
         offset += TILE_ENTRIES * stride
     return lines, offset
 
 
-def _blocks(code: TileCode, parts: int, shared: int, lanes: int) -> int:
-    """Return the blocks of a multiprocessor, as registers and shared memory allow."""
-    walk = 4 * 2 * code.warps * lanes * parts + (2 << 10)
+def _shared_words(code: TileCode, memory: int, warps: int) -> tuple[int, int]:
+    """Return the words of shared memory for sums of a block, and those of all in a block."""
+    fragments = (-(-rows // 16) * blocks_of(columns) for rows, columns in code.outer_sums)
+    block = warps * code.block_memory
+    block += sum(warps * -(-count // warps) * 4 * WARP for count in fragments)
+    block = -(-block // 4) * 4
+    return block, code.matrix_size + block + warps * memory
+
+
+def _num_blocks(program: RowProgram, code: TileCode, staging: Staging, warps: int) -> int:
+    """Return the number of blocks that a multiprocessor has room for."""
+    parts = len(_walk_text(program, code, list(code.words))[1])
+    if parts > _MAX_PARTS:
+        raise Infeasible(f"sums of {parts} numbers for each lane")
+    shared = 4 * _shared_words(code, _memory(code, staging, parts)[1], warps)[1]
+    # Dynamic shared memory of open runs, and some of the walk's own.
+    shared += 4 * 2 * warps * WARP * parts + (2 << 10)
     # A GPU may have less for a block than a multiprocessor of Hopper has.
-    if shared + walk > min(SHARED_BYTES, ffi.shared_memory()):
-        raise Infeasible("linear maps have too many numbers for the shared memory of a GPU")
-    fitting = SHARED_BYTES // (shared + walk)
-    if code.warps * WARP > THREADS:
-        return 1
-    has_room = code.registers + _WALK_REGISTERS + parts <= _REGISTERS_OF_THREE
-    return min(fitting, 3 if has_room else 2)
+    if shared > min(SHARED_BYTES, ffi.shared_memory()):
+        return 0
+    most = next((n for n, limit in _WARPS_AND_REGISTERS if code.registers <= limit), _MIN_WARPS)
+    return min(SHARED_BYTES // shared, most // warps)

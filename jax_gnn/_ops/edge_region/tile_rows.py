@@ -26,6 +26,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
 )
 from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram
 from jax_gnn._ops.edge_region.tile_plan import BLOCK, MAX_NARROW, TilePlan, blocks_of, is_by_block
+from jax_gnn._ops.edge_region.tile_stages import StagedRows, Staging
 
 COLUMN = "(8 * j + 2 * t + e % 2)"
 """C++ of a column of a wide row."""
@@ -62,10 +63,12 @@ class TileRows(abc.ABC):
         phase: Number of products so far, over which no rows are kept that other rows tell.
         scratch_width: Numbers of a row of the warp's scratch memory.
         words: Required alignment in bytes of the rows of each input, then of each output.
+        staged: Places of the inputs whose rows are copied to shared memory a tile ahead.
     """
 
-    def __init__(self, program: RowProgram, *, recompute: bool) -> None:
+    def __init__(self, program: RowProgram, *, recompute: bool, staging: Staging) -> None:
         self.program = program
+        self.staged = staging.rows
         self.plan = TilePlan(program, recompute=recompute)
         self.lines: list[str] = []
         self.tables: list[str] = []
@@ -202,6 +205,7 @@ class TileRows(abc.ABC):
         is_run = (indices == indices[0] + np.arange(len(indices))).all()
         # Entries' rows are loaded whole, or a run of their columns: other orders are moves in
         # registers. A shared row is in the cache, from where it is read in any order.
+        is_run &= number not in self.staged or indices[0] % 2 == 0  # pairs are read at once
         if not is_shared and (source.width <= MAX_NARROW or not (wide and is_run)):
             rows = self._loaded(number, np.arange(source.width), source.width > MAX_NARROW)
             return self._row_text(rows, source.dtype.name, indices, wide)
@@ -213,8 +217,10 @@ class TileRows(abc.ABC):
     def _loaded(self, number: int, indices: np.ndarray, wide: bool) -> Rows:
         """Return the rows of an input at indices, from memory."""
         source, count = self.program.inputs[number], len(indices)
-        # What entries share is in the cache: it is loaded again rather than kept.
-        is_reloaded = self.plan.recompute and source.access == "shared"
+        # Staged rows are read again rather than kept, and so is what entries share if registers are
+        # scarce: it is in the cache.
+        staged = self.staged.get(number)
+        is_reloaded = staged or (self.plan.recompute and source.access == "shared")
         key = number, wide, indices.tobytes(), self.phase if is_reloaded else 0
         if key in self._moved:
             return self._moved[key]
@@ -232,6 +238,11 @@ class TileRows(abc.ABC):
             if dtype == "bool":
                 word = 1
             self.words[number] = max(self.words[number], word * BYTES[dtype])
+        if staged:
+            self._read_staged(rows, staged, int(indices[0]), source.dtype.name)
+            self.words[number] = max(self.words[number], staged.word)
+            self._moved[key] = rows
+            return rows
         for k in range(2 if varies else 1):
             row = f"entries[{k}].{place[source.access]}" if varies else "0"
             valid = f"entries[{k}].valid()" if varies else "true"
@@ -258,6 +269,21 @@ class TileRows(abc.ABC):
                 self._loop(line, count, wide, False)
         self._moved[key] = rows
         return rows
+
+    def _read_staged(self, rows: Rows, staged: StagedRows, start: int, dtype: str) -> None:
+        """Append the code that reads columns of each entry's row from shared memory."""
+        for k in range(2):
+            kind = stored_type(dtype)
+            row = f"staged_row<{kind}, {staged.start}, {staged.stride}>(staged, g + {8 * k})"
+            if rows.is_wide:
+                call = f"read_wide<{rows.width}, {2 * k}>({row} + {start}, t, {rows.name});"
+                self.lines.append(call)
+            else:
+                number = loaded(f"({row})[q]", dtype)
+                self.lines.append(
+                    f"{UNROLL} for (int q = 0; q < {rows.width}; ++q) "
+                    f"{rows.name}[{k}][q] = {number};"
+                )
 
     # --- Registers -------------------------------------------------------------------------------
 
