@@ -97,8 +97,11 @@ def test_model_with_regions(rng, model):
 
 
 @pytest.mark.usefixtures("with_regions")
-@pytest.mark.parametrize("model", ["not_finite_at_zero", "painn", "pna", "regions_in_turn"])
-def test_results_do_not_depend_on_the_choice_of_regions(rng, monkeypatch, model):
+@pytest.mark.parametrize(
+    "model", ["not_finite_at_zero", "painn", "pna", "regions_in_turn", "stored_rows"]
+)
+@pytest.mark.parametrize("repeat", range(3))
+def test_results_do_not_depend_on_the_choice_of_regions(rng, monkeypatch, model, repeat):
     """Costs decide which regions and passes a plan has, and never its results."""
     monkeypatch.setattr(Costs, "training", lambda costs, results: float(rng.random()))
     graph = random_graph(rng, Sizes(padding=3))
@@ -718,6 +721,23 @@ def test_a_region_is_worth_more_than_an_order(rng):
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in rows]
     ops = program(MODELS["gated"]).explain(graph, *shapes).partition("\nops")[2]
     assert "edge_region" in ops and "fell back" not in ops
+
+
+@pytest.mark.usefixtures("with_regions")
+def test_a_region_stores_what_else_is_read(rng):
+    """Rows that results, ops and later regions are functions of are made once."""
+
+    @program
+    def gated(g, x: Node, e: Edge, w):
+        gate = jax.nn.sigmoid(g.src(x @ w) + e)
+        share = gate / (g.dst(g.sum(gate)) + 1)
+        return g.sum(share * jnp.tanh(e)), share, jax.nn.relu(gate - 0.4)
+
+    graph = Graph.from_edges(*rng.integers(2000, size=(2, 30_000)), num_nodes=2000)
+    shapes = [jax.ShapeDtypeStruct(x, np.float32) for x in ((2000, 64), (30_000, 64), (64, 64))]
+    ops, regions = gated.explain(graph, *shapes).partition("\nops")[2].split("counted", 1)
+    assert re.findall(r"(\w+) +edge ", ops) == ["edge_region"] * 3, ops
+    assert regions.count("logistic") == 1 and "fell back" not in regions, regions
 
 
 @pytest.mark.usefixtures("with_regions")

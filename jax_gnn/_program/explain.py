@@ -71,7 +71,7 @@ def explain(plan: Plan, graph: Structure, passes: Sequence[str] = PASSES) -> str
 def _heading(name: str, results: Sequence[Row], plan: Plan) -> str:
     if name == "as written":
         return name
-    costs = Costs(plan.parts, match_regions(results, plan.parts, plan.passes))
+    costs = Costs(match_regions(results, plan.parts, plan.passes), results)
     return f"after {name!r}, counted {costs.total(results):.1f} µs"
 
 

@@ -58,7 +58,7 @@ class Plan:
     @functools.cached_property
     def costs(self) -> Costs:
         """Costs of rows."""
-        return Costs(self.parts, self.matcher)
+        return Costs(self.matcher, self.results)
 
     @functools.cached_property
     def time(self) -> float:
@@ -86,7 +86,8 @@ class Plan:
         if backend() == "cpu":
             return {}
         candidates = Candidates(self.results, self.matcher, self.linear_maps)
-        chosen = [push for region in self.regions for push in region.pushes]
+        chosen = [row for region in self.regions for row in region.results]
+        chosen += candidates.stored
         extended = {push: candidates.regions([*chosen, push]) for push in candidates.pushes}
         return {
             push: self._extra_time(regions)
@@ -97,7 +98,7 @@ class Plan:
     def _extra_time(self, regions: Mapping[Row, EdgeRegion]) -> float:
         matcher = _matcher(self.results, self.parts, self.passes)
         matcher.regions = regions
-        return Costs(self.parts, matcher).training(self.results) - self.training_time
+        return Costs(matcher, self.results).training(self.results) - self.training_time
 
     @property
     def materialized(self) -> list[Row]:
@@ -150,11 +151,10 @@ def match_regions(
     matcher = _matcher(results, parts, passes)
     if backend() == "cpu":  # XLA fuses functions of edges, and stores what gradients need
         return matcher
-    costs = Costs(parts, matcher)
 
     def training_time(regions: Mapping[Row, EdgeRegion]) -> float:
         matcher.regions = regions
-        return costs.training(results)
+        return Costs(matcher, results).training(results)
 
     candidates = Candidates(results, matcher, linear_maps)
     matcher.regions = choose_regions(candidates, training_time)
