@@ -35,6 +35,7 @@ from jax_gnn._program import explain, passes
 from jax_gnn._program.api import Program
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
+from jax_gnn._program.regions import EdgeRegion
 from jax_gnn._program.regions import backend as region_backend
 
 TOLERANCE = 1e-10
@@ -808,6 +809,28 @@ def test_linear_maps_are_in_regions(rng):
 
     for got, want in zip(gradients(convolution), gradients(convolution.reference), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_gradients_have_a_plan_of_their_own(rng, monkeypatch):
+    """Where the map of a region is too large for gradients, it is split before it is left out."""
+
+    def extra_walks(region):
+        return np.inf if any(matrix.size > 64 * 64 for matrix in region.linear_maps) else 0
+
+    monkeypatch.setattr(cuda_compile, "missing", lambda: None)
+    monkeypatch.setattr(EdgeRegion, "extra_walks", extra_walks)
+
+    @program
+    def pna(g, x: Node, e: Edge, w):
+        m = jax.nn.relu(jnp.concatenate([g.dst(x), g.src(x), e]) @ w)
+        return jnp.concatenate([g.max(m), g.min(m), g.mean(m * m)])
+
+    graph = Graph.from_edges(*rng.integers(100_000, size=(2, 700_000)), num_nodes=100_000)
+    rows = (100_000, 64), (700_000, 64), (192, 64)
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in rows]
+    with jax_gnn.implementation("cuda"):
+        gradients = pna.kernels(graph, *shapes).split(", gradients\n")[1]
+    assert re.search(r"= outer .* of float32\[4096\]", gradients), gradients
 
 
 @pytest.mark.usefixtures("with_regions")

@@ -7,6 +7,7 @@ that none of them needs an array of all edges.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda import has_kernels
+from jax_gnn._ops.edge_region.cuda import num_walks
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
@@ -209,16 +210,17 @@ class EdgeRegion:
 
     def has_kernels(self) -> bool:
         """Whether a GPU has kernels for the region, which products with matrices may prevent."""
-        return backend() != "cuda" or not self.linear_maps or has_kernels(self.region)
+        return backend() != "cuda" or not self.linear_maps or num_walks(self.region) > 0
 
-    def has_gradients(self) -> bool:
-        """Whether a GPU has kernels for the gradients to all arguments of floats."""
+    def extra_walks(self) -> float:
+        """Return how many walks gradients to all floats take beyond two; inf without kernels."""
+        if not self.linear_maps:
+            return 0
         region = self.region
-        active = tuple(
-            i for i, row in enumerate(region.rows) if jnp.issubdtype(row.dtype, jnp.floating)
-        )
+        active = tuple(i for i, row in enumerate(region.rows) if row.dtype in FLOATS)
         cotangent = region.cotangent(active, tuple(range(len(region.outputs))))
-        return not self.linear_maps or has_kernels(cotangent)
+        count = num_walks(cotangent) if self.has_kernels() else 0
+        return max(count - 2, 0) if count else math.inf
 
     def lower(self, lowering: Lowering) -> list[Array]:
         """Compute the array of each result."""
