@@ -811,6 +811,22 @@ def test_linear_maps_are_in_regions(rng):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
+def test_regions_in_turn_make_a_product_once(rng, monkeypatch):
+    monkeypatch.setattr(cuda_compile, "missing", lambda: None)
+
+    @program
+    def gated(g, x: Node, e: Edge, w):
+        gate = jax.nn.sigmoid(g.src(x) + e @ w)
+        return g.max(gate * jnp.tanh(g.src(x) - g.dst(g.sum(gate))))
+
+    graph = Graph.from_edges(*rng.integers(100_000, size=(2, 700_000)), num_nodes=100_000)
+    rows = (100_000, 64), (700_000, 16), (16, 64)
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in rows]
+    with jax_gnn.implementation("cuda"):
+        text = gated.explain(graph, *shapes)
+    assert text.count("w by all") == 1 and "fell back" not in text, text
+
+
 def test_gradients_have_a_plan_of_their_own(rng, monkeypatch):
     """Where the map of a region is too large for gradients, it is split before it is left out."""
 

@@ -101,11 +101,12 @@ class Costs:
         """Return the cost of a row's op; that of a region belongs to its first result."""
         if row in self.matcher.regions:
             return self._region(row, self.matcher.regions[row])
+        written = Launch() if row in self._in_registers else self._stored(row)
         match row.op:
             case Input() | Constant() | Index():
                 return Cost("", 0.0)
             case Pull():
-                return _fused("gather", self._gather(row.operands[0], row) + self._written(row))
+                return _fused("gather", self._gather(row.operands[0], row) + written)
             case Softmax():
                 score = self._stored(row)
                 return _cost("segment_softmax", score, score)
@@ -115,7 +116,7 @@ class Costs:
             is_fused = self._is_elementwise
             operands = (x for x in row.operands if not (is_fused(x) or isinstance(x.op, Pull)))
             launch = sum(map(self._stored, operands), Launch())
-            return self._elementwise(row, launch + self._written(row) + _flops(self._work(row)))
+            return self._elementwise(row, launch + written + _flops(self._work(row)))
         return self._pattern(row, self.matcher(row))
 
     def gradient(self, row: Row) -> Cost:
@@ -178,10 +179,8 @@ class Costs:
 
     def _is_elementwise(self, row: Row) -> bool:
         """Whether XLA makes a row elementwise, in one launch with others like it."""
-        if row in self.matcher.regions:
-            return False
-        if isinstance(row.op, Apply):
-            return True
+        if row in self.matcher.regions or isinstance(row.op, Apply):
+            return row not in self.matcher.regions
         if self.separate or not isinstance(row.op, Contract) or row.space is not Space.EDGE:
             return False
         summed = set(sizes_of(row.operands, row.op.terms)) - set(row.op.out)
@@ -220,9 +219,6 @@ class Costs:
             if not self._is_elementwise(row) or (is_view and row in stored):
                 stored.update(rows_taken(row, self.matcher))
         return set(rows) - stored
-
-    def _written(self, row: Row) -> Launch:
-        return Launch() if row in self._in_registers else self._stored(row)
 
     def _whole(self, row: Row) -> Launch:
         """Return the moves of an array that is read or written once."""

@@ -122,10 +122,8 @@ class Plan:
         return min(plans, key=Plan._time_in_kernels)
 
     def _time_in_kernels(self) -> float:
-        """Return `training_time`, and that of walks by which one kernel's registers are exceeded.
-
-        Each of these makes all rows again, and differentiates them: as two forward walks.
-        """
+        """Return `training_time`, with further walks where one kernel cannot hold all gradients."""
+        # Each of these makes all rows again and differentiates them, as two forward walks.
         return self.training_time + sum(
             region.extra_walks() * 2 * self.costs.of(region.results[0]).time
             for region in self.regions

@@ -293,7 +293,7 @@ class Candidates:
         return drawn
 
     def _stored_rows(self, pushes: Collection[Row]) -> list[Row]:
-        """Return the rows of edges that a region may store, each before its operands.
+        """Return the rows of edges that a region may store, each after its operands.
 
         These are results, rows that ops read, and the last rows that several regions need.
         """
@@ -311,7 +311,7 @@ class Candidates:
             is_last = all(uses[x] != uses[row] for x in readers)
             if row.dtype in FLOATS and (is_last or is_read_by_ops or row in self._results):
                 stored.append(row)
-        return stored
+        return stored[::-1]
 
     def _depths(self, sinks: Collection[Row], members: Collection[Row]) -> dict[Row, int]:
         """Return the number of regions on the longest path to each row."""
@@ -405,13 +405,16 @@ def choose_regions(
     if not regions:
         return regions
     best = cost(regions)
-    # Stored rows leave regions, then reductions, whole or one by one, where ops take no longer.
+    # Stored rows leave regions, then reductions, whole or one by one, where ops take no longer,
+    # and no product with a matrix is made in two regions.
     wholes = [region.pushes for region in dict.fromkeys(regions.values())]
     singles = [(push,) for group in wholes if len(group) > 1 for push in group]
     for group in [*((row,) for row in candidates.stored), *wholes, *singles]:
         fewer = [row for row in sinks if row not in group]
         trial = candidates.regions(fewer)
-        if (time := cost(trial)) <= best:
+        members = [row for region in set(trial.values()) for row in region.members]
+        products = [row for row in members if linear_maps_of(row)]
+        if len(products) == len(set(products)) and (time := cost(trial)) <= best:
             sinks, regions, best = fewer, trial, time
     by_pairs: tuple[Row, ...] = ()
     for region in dict.fromkeys(regions.values()) if candidates.has_pairs else ():
