@@ -132,7 +132,9 @@ def stored_rows(g, x: Node, e: Edge, w_s, w_d):
     share = gate / (g.dst(g.sum(gate)) + 1)
     y = g.sum(share * jnp.tanh(e)), g.max(g.softmax(jnp.cos(gate)) * gate), share
     score = jnp.sin(jnp.sin(gate) @ w_d)
-    return *y, g.sum(g.softmax(score) * jnp.tanh(gate)), jax.nn.relu(gate - 0.4)
+    y = *y, g.sum(g.softmax(score) * jnp.tanh(gate)), jax.nn.relu(gate - 0.4)
+    later = e + jax.nn.relu(gate - 0.5)
+    return *y, g.max(jnp.sin(later) * later - g.dst(y[0]))
 
 
 def two_layers(g, x: Node, w: Relation, w_d):

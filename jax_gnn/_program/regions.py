@@ -1,7 +1,7 @@
 """Edge regions of programs: functions of edges that no op computes, up to reductions.
 
-A region contains rows of edges that only its own rows and reductions into destinations read, so
-that none of them needs an array of all edges.
+A region contains rows of edges that its own rows and reductions into destinations read, so that
+none of them needs an array of all edges, but for those that others read, too: these it stores.
 """
 
 from __future__ import annotations
@@ -295,7 +295,8 @@ class Candidates:
     def _stored_rows(self, pushes: Collection[Row]) -> list[Row]:
         """Return the rows of edges that a region may store, each after its operands.
 
-        These are results, rows that ops read, and the last rows that several regions need.
+        These are results, rows that ops read, the last rows that several regions need, and rows
+        that an earlier region can make for a later one, which reads them more than once.
         """
         depth = self._depths(pushes, ())
         uses: dict[Row, set[int]] = {}  # depths of the regions that need a row; -1 for all else
@@ -309,7 +310,9 @@ class Candidates:
             uses[row] = {-1} if row in self._results else set()
             uses[row] = uses[row].union(*(uses[x] for x in readers))
             is_last = all(uses[x] != uses[row] for x in readers)
-            if row.dtype in FLOATS and (is_last or is_read_by_ops or row in self._results):
+            is_early = len(readers) > 1 and depth[row] + 1 not in uses[row]
+            is_read = is_last or is_early or is_read_by_ops or row in self._results
+            if row.dtype in FLOATS and is_read:
                 stored.append(row)
         return stored[::-1]
 
