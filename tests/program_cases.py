@@ -126,6 +126,17 @@ def regions_in_turn(g, x: Node, e: Edge, w_s, w_d):
     return g.max(gate * jnp.tanh(g.src(h @ w_d) - g.dst(h))), gate
 
 
+def stored_rows(g, x: Node, e: Edge, w_s, w_d):
+    """Regions that store rows for results, for a later region, and for softmaxes."""
+    gate = jax.nn.sigmoid(g.src(x @ w_s) + e)
+    share = gate / (g.dst(g.sum(gate)) + 1)
+    y = g.sum(share * jnp.tanh(e)), g.max(g.softmax(jnp.cos(gate)) * gate), share
+    score = jnp.sin(jnp.sin(gate) @ w_d)
+    y = *y, g.sum(g.softmax(score) * jnp.tanh(gate)), jax.nn.relu(gate - 0.4)
+    later = e + jax.nn.relu(gate - 0.5)
+    return *y, g.max(jnp.sin(later) * later - g.dst(y[0]))
+
+
 def two_layers(g, x: Node, w: Relation, w_d):
     h = jax.nn.silu(g.sum(g.src(x) @ g.relation(w)))
     return g.sum(g.softmax(g.src(h) @ g.dst(h)) * g.src(h @ w_d))
@@ -172,6 +183,7 @@ RELATIONAL = rgcn, rgcn_of_ones, rgat, rgat_of_heads, hgt, two_layers, many_spac
 RELATIONAL += (not_finite_at_zero,)
 PLAIN = gcn, gat, gat_of_pairs, gatv2, transformer, sage_max, edge_conv, mean_of_products, gated
 PLAIN += chosen_heads, inside_vmap, loop, cg_conv, cf_conv, painn, pna, regions_in_turn
+PLAIN += (stored_rows,)
 MODELS: dict[str, Callable[..., Any]] = {model.__name__: model for model in (*RELATIONAL, *PLAIN)}
 
 SHAPES: dict[str, Any] = {

@@ -35,6 +35,7 @@ from jax_gnn._program import explain, passes
 from jax_gnn._program.api import Program
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
+from jax_gnn._program.regions import EdgeRegion
 from jax_gnn._program.regions import backend as region_backend
 
 TOLERANCE = 1e-10
@@ -97,8 +98,11 @@ def test_model_with_regions(rng, model):
 
 
 @pytest.mark.usefixtures("with_regions")
-@pytest.mark.parametrize("model", ["not_finite_at_zero", "painn", "pna", "regions_in_turn"])
-def test_results_do_not_depend_on_the_choice_of_regions(rng, monkeypatch, model):
+@pytest.mark.parametrize(
+    "model", ["not_finite_at_zero", "painn", "pna", "regions_in_turn", "stored_rows"]
+)
+@pytest.mark.parametrize("repeat", range(3))
+def test_results_do_not_depend_on_the_choice_of_regions(rng, monkeypatch, model, repeat):
     """Costs decide which regions and passes a plan has, and never its results."""
     monkeypatch.setattr(Costs, "training", lambda costs, results: float(rng.random()))
     graph = random_graph(rng, Sizes(padding=3))
@@ -721,6 +725,23 @@ def test_a_region_is_worth_more_than_an_order(rng):
 
 
 @pytest.mark.usefixtures("with_regions")
+def test_a_region_stores_what_else_is_read(rng):
+    """Rows that results, ops and later regions are functions of are made once."""
+
+    @program
+    def gated(g, x: Node, e: Edge, w):
+        gate = jax.nn.sigmoid(g.src(x @ w) + e)
+        share = gate / (g.dst(g.sum(gate)) + 1)
+        return g.sum(share * jnp.tanh(e)), share, jax.nn.relu(gate - 0.4)
+
+    graph = Graph.from_edges(*rng.integers(2000, size=(2, 30_000)), num_nodes=2000)
+    shapes = [jax.ShapeDtypeStruct(x, np.float32) for x in ((2000, 64), (30_000, 64), (64, 64))]
+    ops, regions = gated.explain(graph, *shapes).partition("\nops")[2].split("counted", 1)
+    assert re.findall(r"(\w+) +edge ", ops) == ["edge_region"] * 3, ops
+    assert regions.count("logistic") == 1 and "fell back" not in regions, regions
+
+
+@pytest.mark.usefixtures("with_regions")
 def test_a_region_reads_rows_of_pairs(rng):
     """Rows of (source, relation) pairs are read by the region, not gathered for each edge."""
 
@@ -788,6 +809,44 @@ def test_linear_maps_are_in_regions(rng):
 
     for got, want in zip(gradients(convolution), gradients(convolution.reference), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_regions_in_turn_make_a_product_once(rng, monkeypatch):
+    monkeypatch.setattr(cuda_compile, "missing", lambda: None)
+
+    @program
+    def gated(g, x: Node, e: Edge, w):
+        gate = jax.nn.sigmoid(g.src(x) + e @ w)
+        return g.max(gate * jnp.tanh(g.src(x) - g.dst(g.sum(gate))))
+
+    graph = Graph.from_edges(*rng.integers(100_000, size=(2, 700_000)), num_nodes=100_000)
+    rows = (100_000, 64), (700_000, 16), (16, 64)
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in rows]
+    with jax_gnn.implementation("cuda"):
+        text = gated.explain(graph, *shapes)
+    assert text.count("w by all") == 1 and "fell back" not in text, text
+
+
+def test_gradients_have_a_plan_of_their_own(rng, monkeypatch):
+    """Where the map of a region is too large for gradients, it is split before it is left out."""
+
+    def extra_walks(region):
+        return np.inf if any(matrix.size > 64 * 64 for matrix in region.linear_maps) else 0
+
+    monkeypatch.setattr(cuda_compile, "missing", lambda: None)
+    monkeypatch.setattr(EdgeRegion, "extra_walks", extra_walks)
+
+    @program
+    def pna(g, x: Node, e: Edge, w):
+        m = jax.nn.relu(jnp.concatenate([g.dst(x), g.src(x), e]) @ w)
+        return jnp.concatenate([g.max(m), g.min(m), g.mean(m * m)])
+
+    graph = Graph.from_edges(*rng.integers(100_000, size=(2, 700_000)), num_nodes=100_000)
+    rows = (100_000, 64), (700_000, 64), (192, 64)
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in rows]
+    with jax_gnn.implementation("cuda"):
+        gradients = pna.kernels(graph, *shapes).split(", gradients\n")[1]
+    assert re.search(r"= outer .* of float32\[4096\]", gradients), gradients
 
 
 @pytest.mark.usefixtures("with_regions")

@@ -6,6 +6,7 @@ serve to compare alternatives, not to predict.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from jax_gnn._ops.relational_aggregate.schedule import (
     once,
 )
 from jax_gnn._program import patterns, relational
-from jax_gnn._program.match import Matcher, needed_rows
+from jax_gnn._program.match import Matcher, needed_rows, rows_taken
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
 from jax_gnn._program.regions import EdgeRegion, linear_maps_of
 from jax_gnn._program.rows import (
@@ -38,7 +39,7 @@ from jax_gnn._program.rows import (
     Softmax,
     sizes_of,
 )
-from jax_gnn._program.spaces import Parts, Space
+from jax_gnn._program.spaces import Space
 
 _ID_BYTES = 4
 _BLOCKS = 396  # that sum gradients of shared matrices separately
@@ -72,16 +73,19 @@ class Costs:
     """Costs of the rows of a program, for a graph of given sizes.
 
     Attributes:
+        matcher: The patterns and regions.
         parts: The spaces of the graph, with typical sizes in place of symbolic ones.
-        matcher: The patterns.
+        results: The results of the program; without them, each row counts as stored.
         separate: Whether each product has a launch of its own, if its operands are unknown.
     """
 
-    def __init__(self, parts: Parts, matcher: Matcher, *, separate: bool = False) -> None:
+    def __init__(self, matcher: Matcher, results: Sequence[Row] = (), separate: bool = False):
+        parts = matcher.parts
         rows = {space: concrete_size(size) for space, size in parts.rows.items()}
         num_src, num_dst = concrete_size(parts.num_src), concrete_size(parts.num_dst)
         self.parts = parts._replace(rows=rows, num_src=num_src, num_dst=num_dst)
         self.matcher = matcher
+        self.results = results
         self.separate = separate
 
     def total(self, results: Sequence[Row]) -> float:
@@ -97,20 +101,22 @@ class Costs:
         """Return the cost of a row's op; that of a region belongs to its first result."""
         if row in self.matcher.regions:
             return self._region(row, self.matcher.regions[row])
+        written = Launch() if row in self._in_registers else self._stored(row)
         match row.op:
             case Input() | Constant() | Index():
                 return Cost("", 0.0)
             case Pull():
-                return _fused("gather", self._gather(row.operands[0], row) + self._stored(row))
+                return _fused("gather", self._gather(row.operands[0], row) + written)
             case Softmax():
                 score = self._stored(row)
                 return _cost("segment_softmax", score, score)
             case Apply(name="squeeze" | "reshape"):
                 return Cost("reshape", 0.0)
         if self._is_elementwise(row):
-            operands = (x for x in row.operands if not self._is_fused(x))
+            is_fused = self._is_elementwise
+            operands = (x for x in row.operands if not (is_fused(x) or isinstance(x.op, Pull)))
             launch = sum(map(self._stored, operands), Launch())
-            return self._elementwise(row, launch + self._stored(row) + _flops(self._work(row)))
+            return self._elementwise(row, launch + written + _flops(self._work(row)))
         return self._pattern(row, self.matcher(row))
 
     def gradient(self, row: Row) -> Cost:
@@ -173,15 +179,12 @@ class Costs:
 
     def _is_elementwise(self, row: Row) -> bool:
         """Whether XLA makes a row elementwise, in one launch with others like it."""
-        if isinstance(row.op, Apply):
-            return True
+        if row in self.matcher.regions or isinstance(row.op, Apply):
+            return row not in self.matcher.regions
         if self.separate or not isinstance(row.op, Contract) or row.space is not Space.EDGE:
             return False
         summed = set(sizes_of(row.operands, row.op.terms)) - set(row.op.out)
         return not summed and isinstance(self.matcher(row), patterns.Einsum)
-
-    def _is_fused(self, row: Row) -> bool:
-        return self._is_elementwise(row) or isinstance(row.op, Pull)
 
     def _elementwise(self, row: Row, launch: Launch) -> Cost:
         """Return the cost of a function, which XLA fuses with those of its operands."""
@@ -205,6 +208,17 @@ class Costs:
     def _stored(self, row: Row) -> Launch:
         """Return the moves of an array that one launch writes and the next one reads."""
         return between(self.rows(row), self._bytes(row))
+
+    @functools.cached_property
+    def _in_registers(self) -> set[Row]:
+        """The rows of which XLA stores no array, as only functions in the same launch read them."""
+        rows = needed_rows(self.results, self.matcher)
+        stored = set(self.results)
+        for row in reversed(rows):
+            is_view = isinstance(row.op, Apply) and row.op.name in ("squeeze", "reshape")
+            if not self._is_elementwise(row) or (is_view and row in stored):
+                stored.update(rows_taken(row, self.matcher))
+        return set(rows) - stored
 
     def _whole(self, row: Row) -> Launch:
         """Return the moves of an array that is read or written once."""

@@ -71,7 +71,7 @@ def explain(plan: Plan, graph: Structure, passes: Sequence[str] = PASSES) -> str
 def _heading(name: str, results: Sequence[Row], plan: Plan) -> str:
     if name == "as written":
         return name
-    costs = Costs(plan.parts, match_regions(results, plan.parts, plan.passes))
+    costs = Costs(match_regions(results, plan.parts, plan.passes), results)
     return f"after {name!r}, counted {costs.total(results):.1f} µs"
 
 
@@ -176,7 +176,7 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
         )
         forward, gradient = plan.costs.of(region.results[0]), plan.costs.gradient(region.results[0])
         if region.linear_maps and plan.differentiated is not plan:
-            training = "where it is differentiated, ops make its linear maps"
+            training = "where the program is differentiated, another plan takes less"
         else:
             training = (
                 f"with gradients {forward.time + gradient.time:.1f} µs, "

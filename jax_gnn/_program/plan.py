@@ -16,7 +16,7 @@ from jax_gnn._program.cost import Costs
 from jax_gnn._program.lower import Lowering, differentiated_as
 from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
-from jax_gnn._program.passes import DISTRIBUTE, PASSES, run
+from jax_gnn._program.passes import run
 from jax_gnn._program.regions import Candidates, EdgeRegion, backend, choose_regions
 from jax_gnn._program.rows import Row, count_uses
 from jax_gnn._program.sides import Sides
@@ -33,12 +33,14 @@ class Plan:
         parts: The spaces of the graph.
         passes: The passes that are applied.
         linear_maps: Whether edge regions may contain linear maps.
+        requested: The passes that the program asks for.
     """
 
     traced: Traced
     parts: Parts
     passes: tuple[str, ...]
     linear_maps: bool = True
+    requested: tuple[str, ...] = ()
 
     @functools.cached_property
     def results(self) -> list[Row]:
@@ -58,7 +60,7 @@ class Plan:
     @functools.cached_property
     def costs(self) -> Costs:
         """Costs of rows."""
-        return Costs(self.parts, self.matcher)
+        return Costs(self.matcher, self.results)
 
     @functools.cached_property
     def time(self) -> float:
@@ -86,7 +88,8 @@ class Plan:
         if backend() == "cpu":
             return {}
         candidates = Candidates(self.results, self.matcher, self.linear_maps)
-        chosen = [push for region in self.regions for push in region.pushes]
+        chosen = [row for region in self.regions for row in region.results]
+        chosen += candidates.stored
         extended = {push: candidates.regions([*chosen, push]) for push in candidates.pushes}
         return {
             push: self._extra_time(regions)
@@ -97,7 +100,7 @@ class Plan:
     def _extra_time(self, regions: Mapping[Row, EdgeRegion]) -> float:
         matcher = _matcher(self.results, self.parts, self.passes)
         matcher.regions = regions
-        return Costs(self.parts, matcher).training(self.results) - self.training_time
+        return Costs(matcher, self.results).training(self.results) - self.training_time
 
     @property
     def materialized(self) -> list[Row]:
@@ -111,12 +114,20 @@ class Plan:
 
     @functools.cached_property
     def differentiated(self) -> Plan:
-        """The plan that runs under differentiation: without linear maps if that takes less time."""
+        """The plan that runs under differentiation, whose gradients have kernels on a GPU."""
         if not self.has_linear_maps:
             return self
-        plan = make_plan(self.traced, self.parts, self.passes, linear_maps=False)
-        is_faster = self.training_time < plan.training_time
-        return self if is_faster and all(map(EdgeRegion.has_gradients, self.regions)) else plan
+        plans = _with_fewer_passes(replace(self, passes=self.requested))
+        plans = [self, *plans, *(replace(plan, linear_maps=False) for plan in plans)]
+        return min(plans, key=Plan._time_in_kernels)
+
+    def _time_in_kernels(self) -> float:
+        """Return `training_time`, with further walks where one kernel cannot hold all gradients."""
+        # Each of these makes all rows again and differentiates them, as two forward walks.
+        return self.training_time + sum(
+            region.extra_walks() * 2 * self.costs.of(region.results[0]).time
+            for region in self.regions
+        )
 
     def run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         """Run the program."""
@@ -150,11 +161,10 @@ def match_regions(
     matcher = _matcher(results, parts, passes)
     if backend() == "cpu":  # XLA fuses functions of edges, and stores what gradients need
         return matcher
-    costs = Costs(parts, matcher)
 
     def training_time(regions: Mapping[Row, EdgeRegion]) -> float:
         matcher.regions = regions
-        return costs.training(results)
+        return Costs(matcher, results).training(results)
 
     candidates = Candidates(results, matcher, linear_maps)
     matcher.regions = choose_regions(candidates, training_time)
@@ -168,28 +178,27 @@ def make_plan(
 
     Passes are priced by ops. A region may save more if a linear map is not moved out of it.
     """
-    plan = Plan(traced, parts, passes, linear_maps)
+    plan = Plan(traced, parts, passes, linear_maps, passes)
     if Plan(traced, parts, (), linear_maps).matcher.regions:
-        plan = min([plan, *_with_fewer_passes(plan)], key=lambda plan: plan.training_time)
+        plan = min(_with_fewer_passes(plan), key=lambda plan: plan.training_time)
     if linear_maps and not all(map(EdgeRegion.has_kernels, plan.regions)):
         return make_plan(traced, parts, passes, linear_maps=False)
     return plan
 
 
 def _with_fewer_passes(plan: Plan) -> list[Plan]:
-    """Return the plans with some of the passes; "cse" costs nothing, and stays."""
-    optional = [name for name in (*PASSES, DISTRIBUTE) if name != "cse" and name in plan.passes]
-    choices = [
-        tuple(name for name in plan.passes if name not in omitted)
-        for count in range(1, len(optional) + 1)
+    """Return the plans with all or some of the passes; "cse" costs nothing, and stays."""
+    optional = [name for name in plan.passes if name != "cse"]
+    return [
+        replace(plan, passes=tuple(name for name in plan.passes if name not in omitted))
+        for count in range(len(optional) + 1)
         for omitted in itertools.combinations(optional, count)
     ]
-    return [replace(plan, passes=passes) for passes in dict.fromkeys(choices)]
 
 
 def tune_plan(plan: Plan, graph: Structure, inputs: Sequence[ArrayLike]) -> Plan:
     """Return the fastest of the three plans with the least estimated times."""
-    plans = [plan, *_with_fewer_passes(plan)]
+    plans = _with_fewer_passes(plan)
     different = list({round(plan.time, 3): plan for plan in reversed(plans)}.values())
     candidates = sorted(different, key=lambda plan: plan.time)[:3]
     return min(candidates, key=lambda plan: _measure(plan, graph, inputs))

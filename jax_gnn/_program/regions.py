@@ -1,12 +1,13 @@
 """Edge regions of programs: functions of edges that no op computes, up to reductions.
 
-A region contains rows of edges that only its own rows and reductions into destinations read, so
-that none of them needs an array of all edges.
+A region contains rows of edges that its own rows and reductions into destinations read, so that
+none of them needs an array of all edges, but for those that others read, too: these it stores.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,14 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda import has_kernels
+from jax_gnn._ops.edge_region.cuda import num_walks
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.matrices import Matrices
+from jax_gnn._program.normal import summed_labels
 from jax_gnn._program.patterns import Einsum, Sum, is_read, width
 from jax_gnn._program.rows import (
     Apply,
@@ -80,7 +82,7 @@ class EdgeRegion:
     Attributes:
         members: Rows of edges inside the region, each after its operands.
         pushes: Reductions of members.
-        edge_results: Members that are results of the program.
+        edge_results: Members that are stored by edge: results of the program, or read by others.
         columns: Space of the columns that edges read: nodes, or (source, relation) pairs.
     """
 
@@ -208,16 +210,17 @@ class EdgeRegion:
 
     def has_kernels(self) -> bool:
         """Whether a GPU has kernels for the region, which products with matrices may prevent."""
-        return backend() != "cuda" or not self.linear_maps or has_kernels(self.region)
+        return backend() != "cuda" or not self.linear_maps or num_walks(self.region) > 0
 
-    def has_gradients(self) -> bool:
-        """Whether a GPU has kernels for the gradients to all arguments of floats."""
+    def extra_walks(self) -> float:
+        """Return how many walks gradients to all floats take beyond two; inf without kernels."""
+        if not self.linear_maps:
+            return 0
         region = self.region
-        active = tuple(
-            i for i, row in enumerate(region.rows) if jnp.issubdtype(row.dtype, jnp.floating)
-        )
+        active = tuple(i for i, row in enumerate(region.rows) if row.dtype in FLOATS)
         cotangent = region.cotangent(active, tuple(range(len(region.outputs))))
-        return not self.linear_maps or has_kernels(cotangent)
+        count = num_walks(cotangent) if self.has_kernels() else 0
+        return max(count - 2, 0) if count else math.inf
 
     def lower(self, lowering: Lowering) -> list[Array]:
         """Compute the array of each result."""
@@ -247,10 +250,11 @@ def _is_mean(push: Row) -> bool:
 
 
 class Candidates:
-    """The regions that a program may have, for each choice of reductions in regions.
+    """The regions that a program may have, for each choice of their results.
 
     Attributes:
         pushes: The reductions that may be in a region.
+        stored: The rows of edges that a region may store.
         has_pairs: Whether the graph has (source, relation) pairs.
     """
 
@@ -270,7 +274,10 @@ class Candidates:
             and _fits_region(row, matcher, linear_maps)
         }
         self._edges -= self._random_rows()
-        self.pushes = self._feasible(row for row in self._rows if _is_reduction(row, matcher))
+        pushes = [row for row in self._rows if _is_reduction(row, matcher)]
+        sinks = self._feasible([*pushes, *self._stored_rows(pushes)])
+        self.pushes = [row for row in sinks if isinstance(row.op, Push)]
+        self.stored = [row for row in sinks if row in self._edges]
 
     def _random_rows(self) -> set[Row]:
         """Return keys, random bits and functions of these up to booleans, which regions read."""
@@ -285,77 +292,106 @@ class Candidates:
                 drawn.add(row)
         return drawn
 
-    def regions(
-        self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()
-    ) -> dict[Row, EdgeRegion]:
-        """Return the regions of reductions, by each of their results.
+    def _stored_rows(self, pushes: Collection[Row]) -> list[Row]:
+        """Return the rows of edges that a region may store, each after its operands.
 
-        Args:
-            pushes: The reductions.
-            by_pairs: Reductions whose regions read columns of (source, relation) pairs.
+        These are results, rows that ops read, the last rows that several regions need, and rows
+        that an earlier region can make for a later one, which reads them more than once.
         """
-        feasible = self._feasible(pushes)
-        return self._group(feasible, self._members(feasible), by_pairs)
+        depth = self._depths(pushes, ())
+        uses: dict[Row, set[int]] = {}  # depths of the regions that need a row; -1 for all else
+        stored = []
+        for row in reversed(self._rows):
+            readers = self._readers[row]
+            if row not in self._edges:
+                uses[row] = {depth[row] if row in pushes else -1}
+                continue
+            is_read_by_ops = any(x not in self._edges and x not in pushes for x in readers)
+            uses[row] = {-1} if row in self._results else set()
+            uses[row] = uses[row].union(*(uses[x] for x in readers))
+            is_last = all(uses[x] != uses[row] for x in readers)
+            is_early = len(readers) > 1 and depth[row] + 1 not in uses[row]
+            is_read = is_last or is_early or is_read_by_ops or row in self._results
+            if row.dtype in FLOATS and is_read:
+                stored.append(row)
+        return stored[::-1]
 
-    def _feasible(self, pushes: Iterable[Row]) -> tuple[Row, ...]:
-        """Return the reductions whose operand is read by them and members alone."""
-        # Dropping one reduction makes its operand's rows readable from outside, which may make
+    def _depths(self, sinks: Collection[Row], members: Collection[Row]) -> dict[Row, int]:
+        """Return the number of regions on the longest path to each row."""
+        depth: dict[Row, int] = {}
+        for row in self._rows:
+            is_push = row in sinks and isinstance(row.op, Push)
+            reads_stored = any(x in sinks and x in members for x in row.operands)
+            leaves_region = is_push or (reads_stored and row not in members)
+            depth[row] = max((depth[x] for x in row.operands), default=0) + leaves_region
+        return depth
+
+    def regions(
+        self, sinks: Iterable[Row], by_pairs: Collection[Row] = ()
+    ) -> dict[Row, EdgeRegion]:
+        """Return the regions of some results, by result; those `by_pairs` read rows of pairs."""
+        regions: dict[Row, EdgeRegion] = {}
+        for results, inner in self._groups(self._feasible(sinks)):
+            pushes = tuple(row for row in results if isinstance(row.op, Push))
+            if all(_is_spmm(push, self._matcher) for push in pushes):
+                continue
+            ordered = tuple(row for row in self._rows if row in inner)
+            stored = tuple(row for row in ordered if row in results)
+            columns = Space.SOURCE_PAIR if set(pushes) <= set(by_pairs) else Space.NODE
+            region = EdgeRegion(ordered, pushes, stored, columns)
+            regions |= dict.fromkeys(region.results, region)
+        return regions
+
+    def _feasible(self, sinks: Iterable[Row]) -> dict[Row, None]:
+        """Return the results of regions whose members only results and other members read."""
+        # Dropping one result makes its operand's rows readable from outside, which may make
         # others infeasible: the loop runs to the fixed point.
-        chosen = tuple(pushes)
+        chosen = dict.fromkeys(sinks)
         while True:
-            members = self._members(chosen)
-            remaining = tuple(push for push in chosen if push.operands[0] in members)
-            if remaining == chosen:
+            grouped = {row for results, _ in self._groups(chosen) for row in results}
+            if grouped.issuperset(chosen):
                 return chosen
-            chosen = remaining
+            chosen = {row: None for row in chosen if row in grouped}
 
-    def _members(self, pushes: Iterable[Row]) -> set[Row]:
-        """Return the rows of edges that only the reductions and other members read."""
-        inside = set(pushes)
+    def _members(self, sinks: Collection[Row]) -> set[Row]:
+        """Return the rows of edges that are stored, or that only results and members read."""
         members = set[Row]()
         # Rows come after their operands; the reversed order meets all readers of a row before it.
         for row in reversed(self._rows):
-            if row in self._edges and all(
-                reader in members or reader in inside for reader in self._readers[row]
-            ):
+            is_inner = all(x in members or x in sinks for x in self._readers[row])
+            is_member = row in sinks or (is_inner and row not in self._results)
+            if row in self._edges and is_member:
                 members.add(row)
         return members
 
-    def _group(
-        self, pushes: Sequence[Row], members: set[Row], by_pairs: Collection[Row]
-    ) -> dict[Row, EdgeRegion]:
-        """Group reductions with common members, unless one depends on another."""
-        # Number of reductions on the longest path to each row.
-        depth: dict[Row, int] = {}
-        for row in self._rows:
-            depth[row] = max((depth[x] for x in row.operands), default=0) + (row in pushes)
-        # Groups of equal depth have disjoint members: a reduction joins all groups whose members it
-        # shares. Different depths mean that one reduction may need another's result, which one walk
-        # over the edges cannot give.
-        groups: list[tuple[int, list[Row], set[Row]]] = []
-        for push in pushes:
-            inner = set(
-                topological_order(
-                    [push.operands[0]], lambda row: [x for x in row.operands if x in members]
+    def _groups(self, sinks: Collection[Row]) -> list[tuple[list[Row], set[Row]]]:
+        """Return the results and members of each region, after those of regions that it reads."""
+        members = self._members(sinks)
+        inside = members.union(sinks)
+        depth = self._depths(sinks, members)
+        all_groups: list[tuple[list[Row], set[Row]]] = []
+        # Groups of equal depth have disjoint members: a result joins all groups whose members it
+        # shares. Different depths mean that one result may need another, which one walk over the
+        # edges cannot give. Rows that a group stores are no members of later ones, but read.
+        for level in sorted({depth[row] for row in sinks if isinstance(row.op, Push)}):
+            pushes = [x for x in sinks if isinstance(x.op, Push) and depth[x] == level]
+            tops = {push: push.operands[0] for push in pushes if push.operands[0] in members}
+            for row in (x for x in sinks if x in members and depth[x] < level):
+                if depth[row] + 1 == level or inside.issuperset(self._readers[row]):
+                    tops[row] = row
+            groups: list[tuple[list[Row], set[Row]]] = []
+            for row, top in tops.items():
+                inner = set(
+                    topological_order([top], lambda row: [x for x in row.operands if x in members])
                 )
-            )
-            same = [group for group in groups if group[0] == depth[push] and group[2] & inner]
-            joined = [x for _, joined, _ in same for x in joined] + [push]
-            inner = inner.union(*(group[2] for group in same))
-            groups = [group for group in groups if group not in same]
-            groups.append((depth[push], joined, inner))
-        regions: dict[Row, EdgeRegion] = {}
-        assigned: set[Row] = set()
-        for _, joined, inner in sorted(groups, key=lambda group: group[0]):
-            if all(_is_spmm(push, self._matcher) for push in joined):
-                continue
-            ordered = tuple(row for row in self._rows if row in inner)
-            results = tuple(row for row in ordered if row in self._results - assigned)
-            assigned |= set(results)
-            columns = Space.SOURCE_PAIR if set(joined) <= set(by_pairs) else Space.NODE
-            region = EdgeRegion(ordered, tuple(joined), results, columns)
-            regions |= dict.fromkeys(region.results, region)
-        return regions
+                same = [group for group in groups if group[1] & inner]
+                if same or row is not top:
+                    joined = [x for results, _ in same for x in results]
+                    groups = [group for group in groups if group not in same]
+                    groups.append(([*joined, row], inner.union(*(group[1] for group in same))))
+            members.difference_update(*(results for results, _ in groups))
+            all_groups += groups
+        return all_groups
 
 
 def choose_regions(
@@ -367,24 +403,27 @@ def choose_regions(
         candidates: The regions that there may be.
         cost: Maps regions to the time of the program.
     """
-    pushes = candidates.pushes
-    regions = candidates.regions(pushes)
+    sinks = [*candidates.pushes, *candidates.stored]
+    regions = candidates.regions(sinks)
     if not regions:
         return regions
     best = cost(regions)
-    # Reductions leave regions, whole or one by one, where ops take no longer.
+    # Stored rows leave regions, then reductions, whole or one by one, where ops take no longer,
+    # and no product with a matrix is made in two regions.
     wholes = [region.pushes for region in dict.fromkeys(regions.values())]
     singles = [(push,) for group in wholes if len(group) > 1 for push in group]
-    for group in [*wholes, *singles]:
-        fewer = tuple(push for push in pushes if push not in group)
+    for group in [*((row,) for row in candidates.stored), *wholes, *singles]:
+        fewer = [row for row in sinks if row not in group]
         trial = candidates.regions(fewer)
-        if (time := cost(trial)) <= best:
-            pushes, regions, best = fewer, trial, time
+        members = [row for region in set(trial.values()) for row in region.members]
+        products = [row for row in members if linear_maps_of(row)]
+        if len(products) == len(set(products)) and (time := cost(trial)) <= best:
+            sinks, regions, best = fewer, trial, time
     by_pairs: tuple[Row, ...] = ()
     for region in dict.fromkeys(regions.values()) if candidates.has_pairs else ():
         if region.reads_pairs:
             extended = *by_pairs, *region.pushes
-            trial = candidates.regions(pushes, extended)
+            trial = candidates.regions(sinks, extended)
             if (time := cost(trial)) < best:
                 by_pairs, regions, best = extended, trial, time
     return regions
@@ -443,7 +482,7 @@ def _max_weights(row: Row, product: Einsum) -> int:
 
 def linear_maps_of(row: Row) -> list[Row]:
     """Return the shared matrices of a region's product that tensor cores multiply with."""
-    operands = row.operands if isinstance(row.op, Contract) else ()
+    operands = row.operands if isinstance(row.op, Contract) and summed_labels(row) else ()
     return [x for x in operands if x.is_shared and x.size > _MAX_UNROLLED_WEIGHTS]
 
 

@@ -248,12 +248,12 @@ def sources(region: Region, matrix: SparseMatrix) -> list[str]:
     return [_kernel(walk.program).source for walk in region_walks(region, matrix)]
 
 
-def has_kernels(region: Region) -> bool:
-    """Whether there are kernels for a region, on a GPU of any kind."""
+def num_walks(region: Region) -> int:
+    """Return the number of kernels of a region on a GPU of any kind, 0 if there are none."""
     try:
-        return bool(_walks(_program(region), edges_by_col=False))
+        return len(_walks(_program(region), edges_by_col=False))
     except Unsupported:
-        return False
+        return 0
 
 
 def region_walks(region: Region, matrix: SparseMatrix) -> list[_Walk]:

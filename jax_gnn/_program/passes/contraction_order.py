@@ -77,7 +77,7 @@ class _Search:
         self.compact = compact
         self.results = _enlarge_products(results)
         self.uses = count_uses(self.results)
-        self._costs = Costs(parts, Matcher({}, parts, compact), separate=True)
+        self._costs = Costs(Matcher({}, parts, compact), separate=True)
         self._fingerprints: dict[Row, int] = {}
         self._inner = self._inner_products()
         # Products that attention may compute as its scores.
@@ -225,7 +225,7 @@ class _Search:
         uses = {
             node: max(count, self.uses.get(node, 0)) for node, count in count_uses([row]).items()
         }
-        return Costs(self.parts, Matcher(uses, self.parts, self.compact)).total([row])
+        return Costs(Matcher(uses, self.parts, self.compact)).total([row])
 
     def _sums(self, push: Row, product: Row) -> Iterator[Row]:
         """Yield the ways to sum a product over edges."""
