@@ -142,6 +142,60 @@ def test_wide_products_are_computed_in_chunks():
     assert "multiply_tile<3, 24, false, false>" in kernel(painn(64)).source
 
 
+def cotangent(model):
+    """Return the row programs of the walks of a region's gradient to all arguments."""
+    gradient = model.region().cotangent(tuple(range(len(model.rows))), (0,))
+    return [walk.program for walk in cuda._walks(gradient.program, False)]
+
+
+def test_rows_of_the_next_tile_are_copied_once_those_of_this_one_are_read():
+    source = kernel(egnn(64)).source
+    compute = source.split("static __device__ __forceinline__ void compute")[1]
+    assert "kStages = 1" in source and source.count("ids.copy<16, 288>") >= 1
+    assert compute.rindex("staged_row<") < compute.index("prefetch();") < compute.rindex("multiply")
+
+
+def test_a_matrix_and_its_transpose_share_a_copy():
+    model = Model(
+        lambda x, w: [nn.silu(x @ w)], [("row", (16,)), ("shared", (16, 16))], [("row", "sum")]
+    )
+    (program,) = cotangent(model)
+    source = tile_kernel.generate_tiles(program).source
+    assert source.count("load_matrix<") == 1
+    assert source.count("multiply_tile<2, 2, false, true>") == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lanes_exchange_numbers_outside_of_branches(name):
+    """A shuffle that some lanes of a warp do not reach waits for these for ever."""
+    model, widths = MODELS[name][0], MODELS[name][2]
+    for program in [p for width in widths for p in cotangent(model(width))]:
+        if cuda_text.has_tiles(program):
+            for line in tile_kernel.generate_tiles(program).source.splitlines():
+                assert "?" not in line.partition("quad_read")[0] or "quad_read" not in line
+
+
+def test_sums_over_stored_rows_are_left_to_the_second_walk():
+    """The first walk stores the gradient of a source's row, of which a bias has the sum."""
+    model = Model(
+        lambda x, y, w, b: [nn.silu((x + y + b) @ w)],
+        [("row", (16,)), ("col", (16,)), ("shared", (16, 16)), ("shared", (16,))],
+        [("row", "sum")],
+    )
+    first, second = cotangent(model)
+    assert [output.dest for output in first.outputs] == ["row", "all", "edge"]
+    assert [output.dest for output in second.outputs] == ["row", "row"]
+
+
+def test_softplus_and_its_derivative_are_short():
+    model = Model(lambda x: [nn.softplus(x)], [("col", (16,))], [("row", "sum")])
+    for region in (model.region(), model.region().cotangent((0,), (0,))):
+        (walk,) = cuda._walks(region.program, False)
+        names = [step.name for step in walk.program.instructions]
+        assert "select_n" not in names
+    assert "logistic" in names and "log1p" not in names
+
+
 def test_a_gradient_alone_keeps_its_precision():
     """The gradient of a matrix has no other product that could tell the precision."""
     model = Model(lambda x, w: [x @ w], [("row", (16,)), ("shared", (16, 16))], [("row", "sum")])

@@ -46,6 +46,12 @@ _BLOCKS = 396  # that sum gradients of shared matrices separately
 _SCALAR_FLOP = 8  # in flops of matrix units
 _SLOW_FUNCTION = 12  # in additions
 _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
+# Walks with products, fitted to eight models on an H100, within 15 %. Arithmetic is not hidden
+# behind loads, as few warps issue both. In flops of matrix units: a function of a number, a slow
+# one; and for gradients, which make each product again, its transpose and its sum over entries,
+# the multiples of products and functions.
+_TILE_FUNCTION, _TILE_SLOW_FUNCTION = 3.3, 70.0
+_TILE_GRADIENT_PRODUCTS, _TILE_GRADIENT_FUNCTIONS = 9.0, 2.3
 _TIE_BREAK = 1e-10  # microseconds of a byte or a flop, where only launches count
 
 
@@ -295,6 +301,9 @@ class Costs:
         if row is not region.results[0]:
             return Cost("edge_region", 0.0)
         launch = self._walk(region, "row") + self._all(region.results)
+        if region.linear_maps:
+            products, functions = self._tile_work(region)
+            return _cost("edge_region", launch + _arithmetic(products + functions))
         return _cost("edge_region", launch + _flops(self._work(*region.members)))
 
     def _region_gradient(self, row: Row, region: EdgeRegion) -> Cost:
@@ -320,7 +329,13 @@ class Costs:
                 launches.append(stored + stored + self._edge_ids() + self._all(outputs))
             elif outputs:
                 walk = self._walk(region, order) + cotangents + self._all(outputs)
-                launches.append(walk + work + work + work)
+                if region.linear_maps:
+                    products, functions = self._tile_work(region)
+                    products *= _TILE_GRADIENT_PRODUCTS
+                    functions *= _TILE_GRADIENT_FUNCTIONS
+                    launches.append(walk + _arithmetic(products + functions))
+                else:
+                    launches.append(walk + work + work + work)
         # Gradients of shared rows are summed by destination, or by block, and then in all.
         shared = {x for x, access in floats if access == "shared"}
         for rows, count in (
@@ -344,6 +359,22 @@ class Costs:
             launch += self._stored(source) if is_streamed else self._gather_to_edges(source)
         return launch
 
+    def _tile_work(self, region: EdgeRegion) -> tuple[float, float]:
+        """Return the flops of products with matrices, and those that functions are worth."""
+        products = functions = 0.0
+        for row in region.members:
+            if isinstance(row.op, Contract):
+                flops = self._product(row).flops
+                if linear_maps_of(row):
+                    products += flops
+                else:
+                    functions += _TILE_FUNCTION * flops
+            elif isinstance(row.op, Apply):
+                is_slow = row.op.name.removeprefix("custom_jvp ") in _SLOW
+                weight = _TILE_SLOW_FUNCTION if is_slow else _TILE_FUNCTION
+                functions += weight * float(self.rows(row) * row.size)
+        return products, functions
+
     def _all(self, rows: Iterable[Row]) -> Launch:
         return sum(map(self._whole, rows), Launch())
 
@@ -359,6 +390,11 @@ class Costs:
                 weight = _SCALAR_FLOP * (_SLOW_FUNCTION if is_slow else 1)
                 work += float(self.rows(row) * row.size) * weight
         return work
+
+
+def _arithmetic(flops: float) -> Launch:
+    """Return arithmetic that no memory traffic hides."""
+    return Launch(extra=_flops(flops).time - Launch().time)
 
 
 def _flops(flops: float) -> Launch:

@@ -59,7 +59,7 @@ _COLUMN_WAYS = {
 # Weights of a shared matrix whose product, and gradient, is written out for each edge.
 _MAX_UNROLLED_WEIGHTS = 64
 # Weights of a matrix in a region that tensor cores multiply with; larger ones are left to XLA.
-_MAX_TENSOR_CORE_WEIGHTS = 1 << 14
+_MAX_TENSOR_CORE_WEIGHTS = 1 << 15
 
 _LOOPS = frozenset({"cond", "scan", "while"})
 

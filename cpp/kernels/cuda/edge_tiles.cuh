@@ -315,7 +315,8 @@ __device__ __forceinline__ void multiply_tile(const float* matrix, const X& x,
   static_assert(kSteps == 0, "the GPU's tensor cores take no float");
 #endif
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const float* const first = matrix + in_fragment(kTransposed ? lane % 4 * 16 + lane / 4 : 2 * lane);
+  const float* const first =
+      matrix + in_fragment(kTransposed ? lane % 4 * 16 + lane / 4 : 2 * lane);
   const float* const second = matrix + in_fragment(lane % 4 * 16 + 8 + lane / 4);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
@@ -391,7 +392,8 @@ __device__ __forceinline__ void accumulate_outer(const float* left, const float*
   for (int i = 0; i < kFragments; ++i) put_numbers<4>(sums_at + i * 128, sum[i]);
 }
 
-template <int kWarps, int kRows, int kColumns>
+// Writes such sums to columns of a matrix whose rows have kStride numbers.
+template <int kWarps, int kRows, int kColumns, int kStride>
 __device__ __forceinline__ void store_outer(float* to, const float* sums) {
   constexpr int kTiles = in_steps(kColumns, 8), kCount = in_steps(kRows, 16) * kTiles;
   constexpr int kFragments = outer_fragments(kRows, kColumns, kWarps);
@@ -406,7 +408,7 @@ __device__ __forceinline__ void store_outer(float* to, const float* sums) {
     for (int e = 0; e < 4; ++e) {
       const int row = fragment / kTiles * 16 + lane / 4 + e / 2 * 8;
       const int column = fragment % kTiles * 8 + lane % 4 * 2 + e % 2;
-      if (row < kRows && column < kColumns) to[row * kColumns + column] = sum[e];
+      if (row < kRows && column < kColumns) to[row * kStride + column] = sum[e];
     }
   }
 }

@@ -282,8 +282,8 @@ __device__ __forceinline__ unsigned to_tf32(unsigned bits) {
 }
 
 // The bits of x for a product that ignores those beyond 10 bits of fraction, by one instruction
-// rather than two: cut off, the product with 1 + 0.7 / 2^11 is within 0.7 of the last bit that stays,
-// and right on average. Numbers that have no more bits stay as they are.
+// rather than two: cut off, the product with 1 + 0.7 / 2^11 is within 0.7 of the last bit that
+// stays, and right on average. Numbers that have no more bits stay as they are.
 __device__ __forceinline__ unsigned nearly_tf32(float x) {
   return __float_as_uint(x * 1.00034180f);
 }

@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kMaxThreads = 256;  // of a block that walks entries one by one
 constexpr int kMaxWarps = 16;     // of any block
-constexpr int kLongGap = 256;  // empty rows between two others: left to the whole block
-constexpr int kLongGaps = 8;   // of a block, more are left to the teams that see them
+constexpr int kLongGap = 256;     // empty rows between two others: left to the whole block
+constexpr int kLongGaps = 8;      // of a block, more are left to the teams that see them
 
 // State of a block in shared memory: what teams and warps leave for others.
 struct BlockRuns {

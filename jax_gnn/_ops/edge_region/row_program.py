@@ -26,7 +26,7 @@ Access = Literal["edge", "row", "col", "shared"]
 Dest = Literal["edge", "row", "col", "all"]
 """Destination of a result: the entry itself, or a reduction by row, by column or over all."""
 
-MAX_PRODUCT = 1 << 14
+MAX_PRODUCT = 1 << 15
 """Largest number of weights of a ``dot``, and of terms of a product that is written out."""
 
 Params = tuple[Any, ...]

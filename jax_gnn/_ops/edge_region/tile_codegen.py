@@ -14,6 +14,7 @@ is used. The code fills tiles of shared memory with the rows that the walk reduc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from jax_gnn._ops.edge_region.tile_stages import Staging
 MAX_REGISTERS = 330
 """Registers of the rows of a lane, as counted here."""
 
+_MAX_SHOWN = 128  # columns of a row that a block's warps are shown at a time
 _MAX_COLUMNS = 128  # of a sum over all entries that is no sum of products
 
 
@@ -266,27 +268,36 @@ class TileCodegen(TileInstructions):
         rows, columns = products[0].left.width, products[0].right.width
         if any((x.left.width, x.right.width) != (rows, columns) for x in products):
             raise Infeasible("a sum of outer products of several shapes")
+        if columns > _MAX_SHOWN and rows < columns:  # the wider side is shown in pieces
+            starts = range(0, columns, _MAX_SHOWN)
+            pieces = [(start, min(_MAX_SHOWN, columns - start)) for start in starts]
+        else:
+            pieces = [(0, columns)]
         precise = "true" if self.precise else "false"
         # A stride of 8 modulo 32 words puts the rows of four entries into different banks.
-        strides = [-(-width // WARP) * WARP + 8 for width in (rows, columns)]
-        starts = "0", f"kWarps * {TILE_ENTRIES * strides[0]}"
+        strides = [-(-width // WARP) * WARP + 8 for width in (rows, pieces[0][1])]
+        right = f"kWarps * {TILE_ENTRIES * strides[0]}"
         self._block_memory = max(self._block_memory, TILE_ENTRIES * sum(strides))
-        before = (f"outer_words({r}, {c}, kWarps)" for r, c in self._outer_sums)
-        sums = " + ".join(("block + kOuterSums", *before))
-        self._outer_sums.append((rows, columns))
+        sums = []
+        for start, width in pieces:
+            before = (f"outer_words({r}, {c}, kWarps)" for r, c in self._outer_sums)
+            sums.append(" + ".join(("block + kOuterSums", *before)))
+            self._outer_sums.append((rows, width))
+            call = f"store_outer<kWarps, {rows}, {width}, {columns}>"
+            self._finish.append(f"{call}({place} + {start}, {sums[-1]});")
         self.phase += 1
         for count, *factors in products:
-            for i in range(count):
-                for factor, start, stride in zip(factors, starts, strides, strict=True):
-                    first = i * factor.width
-                    self._put_block_row(factor.operand, first, factor.width, start, stride)
+            for i, (k, (start, width)) in itertools.product(range(count), enumerate(pieces)):
+                if not start:
+                    self._put_block_row(factors[0].operand, i * rows, rows, "0", strides[0])
+                first = i * columns + start
+                self._put_block_row(factors[1].operand, first, width, right, strides[1])
                 self.lines += [
                     "__syncthreads();",
-                    f"accumulate_outer<kWarps, {rows}, {columns}, {strides[0]}, "
-                    f"{strides[1]}, {precise}>(block, block + {starts[1]}, {sums});",
+                    f"accumulate_outer<kWarps, {rows}, {width}, {strides[0]}, {strides[1]}, "
+                    f"{precise}>(block, block + {right}, {sums[k]});",
                     "__syncthreads();",
                 ]
-        self._finish.append(f"store_outer<kWarps, {rows}, {columns}>({place}, {sums});")
 
     def _put_block_row(self, operand: int, first: int, width: int, start: str, stride: int) -> None:
         """Append the code that shows a row of each entry to all warps of the block."""

@@ -39,7 +39,7 @@ _STAGINGS = (
     (("edge", "col", "row"), 1, 0.97),
     (("edge", "col"), 2, 0.95),
     (("edge", "col"), 1, 0.92),
-    ((), 1, 0.75),
+    ((), 1, 0.6),
 )
 _BLOCK_WARPS = 4, 6, 8, 10, 12, 14, 16
 # Warps of a multiprocessor, and the registers of rows, as counted, for which a lane has enough
@@ -79,6 +79,9 @@ def generate_tiles(program: RowProgram) -> Kernel:
             reasons.append(str(error))
             continue
         for warps in _BLOCK_WARPS:
+            # Sums of outer products are shared out evenly over a power of two.
+            if code.outer_sums and warps & (warps - 1):
+                continue
             if blocks := _num_blocks(program, code, staged, warps):
                 choices.append((blocks * warps * speed, code, staged, warps))
     if not choices:
