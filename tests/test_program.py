@@ -741,6 +741,19 @@ def test_a_region_stores_what_else_is_read(rng):
     assert regions.count("logistic") == 1 and "fell back" not in regions, regions
 
 
+def test_weights_are_reshaped_rather_than_rows_of_edges(rng):
+    """Scores of heads, of which (e @ w).reshape(...) would be an array of edges."""
+
+    def sums(g, e: Edge, w, a):
+        return g.sum(((e @ w).reshape(*e.shape[:-1], 3, 5) * a).sum(-1))
+
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 40)), num_nodes=9)
+    e, w, a = (rng.normal(size=n) for n in ((40, 7), (7, 15), (3, 5)))
+    assert_same(sums, graph, {"e": e, "w": w, "a": a})
+    made = program(sums).explain(graph, e, w, a).partition("\nops")[2]
+    assert "(3, 5)" not in made and "(15,)" not in made and "(3,)" in made
+
+
 @pytest.mark.usefixtures("with_regions")
 def test_a_region_reads_rows_of_pairs(rng):
     """Rows of (source, relation) pairs are read by the region, not gathered for each edge."""

@@ -8,6 +8,7 @@ each set of factors that all edges of a destination, or of its pair, share may f
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ from jax_gnn._program.match import Matcher, at_home
 from jax_gnn._program.normal import absorb, may_reorder, settle
 from jax_gnn._program.patterns import Einsum, Factor, factors_of
 from jax_gnn._program.rows import (
+    Apply,
     Contract,
     Labels,
     Pull,
     Push,
     Row,
     Softmax,
+    apply,
     contract,
     count_uses,
     fingerprint,
@@ -50,6 +53,41 @@ def contraction_order(results: Sequence[Row], parts: Parts, *, compact: bool) ->
         new[row] = search.reorder(row, moved, new)
         search.uses[new[row]] = max(search.uses[row], search.uses.get(new[row], 0))
     return [new[row] for row in search.results]
+
+
+def _is_reshape(row: Row) -> bool:
+    return (
+        isinstance(row.op, Apply)
+        and row.op.name == "reshape"
+        and len(row.operands) == 1
+        and isinstance(row.operands[0].op, Contract)
+    )
+
+
+def _reshaped(row: Row, shape: tuple[int, ...]) -> Row:
+    return apply("reshape", lambda x: x.reshape(shape), row, key=shape)
+
+
+def _labels_of_parts(
+    product: Row, reshaped: Row, term: Labels
+) -> dict[int, tuple[int, ...]] | None:
+    """Return the labels of a reshaped product's axes, by the label of the axis that they split.
+
+    None if an axis is no split of one axis, or if other factors than one shared one have it.
+    """
+    assert isinstance(product.op, Contract)
+    sizes = dict(zip(term, reshaped.shape, strict=True))
+    rest, parts = list(term), dict[int, tuple[int, ...]]()
+    for label, size in zip(product.op.out, product.shape, strict=True):
+        group: list[int] = []
+        while rest and math.prod(sizes[x] for x in group) < size:
+            group.append(rest.pop(0))
+        factors = zip(product.operands, product.op.terms, strict=True)
+        are_shared = [factor.is_shared for factor, labels in factors if label in labels]
+        if math.prod(sizes[x] for x in group) != size or (len(group) > 1 and are_shared != [True]):
+            return None
+        parts[label] = tuple(group)
+    return None if rest or len(sizes) < len(term) else parts
 
 
 class _Tree(NamedTuple):
@@ -129,7 +167,44 @@ class _Search:
         # as it gets, and the search below may order all factors.
         while (larger := absorb(flat, lambda inner: inner in self._inner)) is not flat:
             flat = larger
+        flat = self._with_reshaped_weights(flat, new)
         return settle(flat.with_operands([new.get(row, row) for row in flat.operands]))
+
+    def _with_reshaped_weights(self, row: Row, new: dict[Row, Row]) -> Row:
+        """Return a product of shared factors and a reshaped row, with what that is a product of.
+
+        Weights are reshaped instead of rows of edges: of heads, ``(e @ w).reshape(h, k) * a``.
+        """
+        assert isinstance(row.op, Contract)
+        others = [operand for operand in row.operands if not operand.is_shared]
+        if len(others) != 1 or not _is_reshape(others[0]) or others[0].space is not Space.EDGE:
+            return row
+        (reshaped,) = others
+        (product,) = reshaped.operands
+        assert isinstance(product.op, Contract)
+        if self.uses[reshaped] > 1 or self.uses[product] > 1 or product.dtype != row.dtype:
+            return row
+        place = row.operands.index(reshaped)
+        labels = _labels_of_parts(product, reshaped, row.op.terms[place])
+        if labels is None or product.op.precision != row.op.precision is not None:
+            return row
+        fresh = itertools.count(1 + max(itertools.chain(row.op.out, *row.op.terms)))
+        names = {label: (next(fresh),) for term in product.op.terms for label in term} | labels
+        operands = [x for x in row.operands if x is not reshaped]
+        terms = [term for i, term in enumerate(row.op.terms) if i != place]
+        sizes = dict(zip(row.op.terms[place], reshaped.shape, strict=True))
+        for factor, term in zip(product.operands, product.op.terms, strict=True):
+            if any(len(names[label]) > 1 for label in term):
+                old_sizes = dict(zip(term, factor.shape, strict=True))
+                shape = [
+                    sizes[part] if len(names[label]) > 1 else old_sizes[label]
+                    for label in term
+                    for part in names[label]
+                ]
+                factor = _reshaped(new.get(factor, factor), tuple(shape))
+            operands.append(factor)
+            terms.append(tuple(part for label in term for part in names[label]))
+        return contract(operands, terms, row.op.out, row, row.op.precision)
 
     def _sorted_factors(self, row: Row) -> tuple[list[Factor], Labels]:
         """Return factors in an order independent of the program's: the first of equals wins."""
