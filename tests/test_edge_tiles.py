@@ -138,7 +138,11 @@ def test_text_is_of_the_size_of_the_program():
     assert kernel(egnn(64)).source.count("logistic(") == 3
 
 
-def test_wide_products_are_computed_in_chunks():
+def test_wide_products_are_computed_in_chunks(monkeypatch):
+    """In blocks of few warps where a GPU has less shared memory than Hopper's."""
+    monkeypatch.setattr(ffi, "shared_memory", lambda: 99 << 10)
+    tile_kernel.generate_tiles.cache_clear()
+    assert kernel(painn(64)).threads < 128
     assert "multiply_tile<3, 24, false, false>" in kernel(painn(64)).source
 
 
@@ -217,7 +221,7 @@ def test_rows_beyond_registers_have_no_kernel():
 
 def test_matrices_beyond_shared_memory_have_no_kernel(monkeypatch):
     """A block of a GPU that is not Hopper's has less of it."""
-    monkeypatch.setattr(ffi, "shared_memory", lambda: 48 << 10)
+    monkeypatch.setattr(ffi, "shared_memory", lambda: 24 << 10)
     with pytest.raises(cuda_text.Infeasible, match="shared memory"):
         kernel(egnn(61))
 

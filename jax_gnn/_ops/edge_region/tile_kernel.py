@@ -41,7 +41,9 @@ _STAGINGS = (
     (("edge", "col"), 1, 0.92),
     ((), 1, 0.6),
 )
-_BLOCK_WARPS = 4, 6, 8, 10, 12, 14, 16
+_BLOCK_WARPS = 1, 2, 4, 6, 8, 10, 12, 14, 16
+# Fewer warps share a matrix too seldom, and are for GPUs with less shared memory than Hopper's.
+_SHARING_WARPS = 4
 # Warps of a multiprocessor, and the registers of rows, as counted, for which a lane has enough
 # then: a compiler keeps few rows whole.
 _WARPS_AND_REGISTERS = (16, 104), (12, 200)
@@ -83,7 +85,8 @@ def generate_tiles(program: RowProgram) -> Kernel:
             if code.outer_sums and warps & (warps - 1):
                 continue
             if blocks := _num_blocks(program, code, staged, warps):
-                choices.append((blocks * warps * speed, code, staged, warps))
+                share = speed if warps >= _SHARING_WARPS else speed / 2
+                choices.append((blocks * warps * share, code, staged, warps))
     if not choices:
         raise Infeasible(
             reasons[-1] if reasons else "linear maps beyond the shared memory of a GPU"
