@@ -185,8 +185,10 @@ class Costs:
 
     def _is_elementwise(self, row: Row) -> bool:
         """Whether XLA makes a row elementwise, in one launch with others like it."""
-        if row in self.matcher.regions or isinstance(row.op, Apply):
-            return row not in self.matcher.regions
+        if row in self.matcher.regions:
+            return False
+        if isinstance(row.op, Apply):
+            return True
         if self.separate or not isinstance(row.op, Contract) or row.space is not Space.EDGE:
             return False
         summed = set(sizes_of(row.operands, row.op.terms)) - set(row.op.out)
@@ -359,37 +361,40 @@ class Costs:
             launch += self._stored(source) if is_streamed else self._gather_to_edges(source)
         return launch
 
-    def _tile_work(self, region: EdgeRegion) -> tuple[float, float]:
-        """Return the flops of products with matrices, and those that functions are worth."""
-        products = functions = 0.0
-        for row in region.members:
-            if isinstance(row.op, Contract):
-                flops = self._product(row).flops
-                if linear_maps_of(row):
-                    products += flops
-                else:
-                    functions += _TILE_FUNCTION * flops
-            elif isinstance(row.op, Apply):
-                is_slow = row.op.name.removeprefix("custom_jvp ") in _SLOW
-                weight = _TILE_SLOW_FUNCTION if is_slow else _TILE_FUNCTION
-                functions += weight * float(self.rows(row) * row.size)
-        return products, functions
-
     def _all(self, rows: Iterable[Row]) -> Launch:
         return sum(map(self._whole, rows), Launch())
 
     def _work(self, *rows: Row) -> float:
         """Return the work of elementwise functions and products, in flops of matrix units."""
-        work = 0.0
+        return sum(self._weighed(rows, _SCALAR_FLOP, _SCALAR_FLOP * _SLOW_FUNCTION))
+
+    def _tile_work(self, region: EdgeRegion) -> tuple[float, float]:
+        """Return the flops of products with matrices, and those that functions are worth."""
+        return self._weighed(region.members, _TILE_FUNCTION, _TILE_SLOW_FUNCTION)
+
+    def _weighed(
+        self, rows: Iterable[Row], function: float, slow_function: float
+    ) -> tuple[float, float]:
+        """Return the flops of products with matrices, and those that functions are worth.
+
+        Args:
+            rows: The rows.
+            function: Weight of a function of a number, or of a flop of other products.
+            slow_function: Weight of a slow function.
+        """
+        products = functions = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                weight = 1 if linear_maps_of(row) else _SCALAR_FLOP
-                work += weight * self._product(row).flops
+                flops = self._product(row).flops
+                if linear_maps_of(row):
+                    products += flops
+                else:
+                    functions += function * flops
             elif isinstance(row.op, Apply):
                 is_slow = row.op.name.removeprefix("custom_jvp ") in _SLOW
-                weight = _SCALAR_FLOP * (_SLOW_FUNCTION if is_slow else 1)
-                work += float(self.rows(row) * row.size) * weight
-        return work
+                weight = slow_function if is_slow else function
+                functions += weight * float(self.rows(row) * row.size)
+        return products, functions
 
 
 def _arithmetic(flops: float) -> Launch:

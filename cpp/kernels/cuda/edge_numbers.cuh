@@ -138,7 +138,7 @@ __device__ __forceinline__ T lesser(T a, T b) {
 // In four instructions, a fifth of those of expf and a division. The power has the exponent's
 // error, 2^-24 of x, which is 1e-6 of the result where that is 1e-6.
 __device__ __forceinline__ float logistic(float x) {
-  return reciprocal(1 + approximate_exp2(x * -1.44269504f));
+  return approximate_reciprocal(1 + approximate_exp2(x * -1.44269504f));
 }
 __device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
 // log1p of numbers from 0 to 1, in half the instructions: x + x^2 times a polynomial, which was

@@ -282,14 +282,15 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const LeftFragment
   multiply_tf32(sum, a.high, high);
 }
 
+// The place of a number of a fragment in shared memory. Those of the upper half of the lanes change
+// places by eight, so that a lane can read a row of the transposed fragment, of which rows are 16
+// numbers apart, without bank conflicts.
+__device__ __forceinline__ int in_fragment(int i) { return i ^ i / 32 % 2 * 8; }
+
 // Loads a matrix to shared memory as fragments. Number (i, j) is at start + i * down + j % group *
 // across + j / group * apart of the array. Of each step of eight rows, lane 4 g + t of a fragment
 // has rows 2 t and 2 t + 1 of column g, so that a lane's neighbouring columns of one product are
 // its operands of the next one. Called by the whole block.
-//
-// Numbers of the upper half of a fragment's lanes change places by eight, so that a lane can read a
-// row of the transposed fragment, of which rows are 16 numbers apart, without bank conflicts.
-__device__ __forceinline__ int in_fragment(int i) { return i ^ i / 32 % 2 * 8; }
 template <int kInner, int kColumns, bool kPrecise, typename T>
 __device__ __forceinline__ void load_matrix(const T* from, int start, int down, int across,
                                             int group, int apart, float* to) {

@@ -417,15 +417,17 @@ def _sums_of_stored_values(
     no products with matrices, reads nothing else but entries' own rows and short ones. The first
     walk has most of the registers and shared memory to lose.
     """
+    if not has_tiles(program.only(first)):
+        return []
     stored = [i for i in first if program.outputs[i].dest == "edge"]
-    sums = [i for i in first if program.outputs[i].dest == "all"]
-    is_short = {
-        i: all(x.access in ("edge", "shared") or x.width <= _MAX_SHORT for x in walk.inputs)
-        and not any(step.name == "dot" for step in walk.instructions)
-        for i in sums
-        for walk in (_walk(program, [i], second_by_col, stored).program,)
-    }
-    return [i for i in sums if is_short[i]] if has_tiles(program.only(first)) else []
+
+    def is_short(sum_over_all: int) -> bool:
+        walk = _walk(program, [sum_over_all], second_by_col, stored).program
+        return not any(step.name == "dot" for step in walk.instructions) and all(
+            x.access in ("edge", "shared") or x.width <= _MAX_SHORT for x in walk.inputs
+        )
+
+    return [i for i in first if program.outputs[i].dest == "all" and is_short(i)]
 
 
 def _masks(program: RowProgram, results: Sequence[int]) -> list[int]:

@@ -255,15 +255,14 @@ class TileInstructions(TileRows):
         if inner % BLOCK:  # what is beyond the row may be no number
             text = f"or_zero({COLUMN} < {inner}, static_cast<float>({text}))"
         rows = self._declare(step.dtype.name, count, True, True)
-        offset, along = (
-            self._matrix_offsets[key if not is_transposed else swapped],
-            blocks_of(columns),
-        )
-        offset += first * BLOCK * (blocks_of(inner) if is_transposed else 1)
-        if is_transposed:
-            along = blocks_of(inner)
+        if is_transposed:  # the columns of the product are rows of what is in memory
+            offset, blocks, transposed = self._matrix_offsets[swapped], blocks_of(inner), "true"
+            offset += first * BLOCK * blocks
+        else:
+            offset, blocks, transposed = self._matrix_offsets[key], blocks_of(columns), "false"
+            offset += first * BLOCK
         self.lines.append(
-            f"multiply_tile<{blocks_of(inner)}, {along}, {precise}, {str(is_transposed).lower()}>"
+            f"multiply_tile<{blocks_of(inner)}, {blocks}, {precise}, {transposed}>"
             f"(matrices + {offset}, [&](int j, int e) {{ return static_cast<float>({text}); }}, "
             f"{rows.name});"
         )

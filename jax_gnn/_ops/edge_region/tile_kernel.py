@@ -1,8 +1,8 @@
 """Kernels of programs with products: a warp computes the rows of its entries together, by tiles.
 
 The code of the rows is :mod:`jax_gnn._ops.edge_region.tile_codegen`'s. It leaves the rows that are
-reduced in tiles of shared memory, from where the lanes of the walk read them: a lane owns four
-neighbouring columns of each *chunk* of a row, and reduces them over the entries of its team.
+reduced in tiles of shared memory, from where the lanes of the walk read them: a lane owns two
+neighbouring columns of each 64 of a row, and reduces them over the entries of its warp.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     struct,
 )
 from jax_gnn._ops.edge_region.row_program import RowProgram
-from jax_gnn._ops.edge_region.tile_codegen import TileCode, tile_code
+from jax_gnn._ops.edge_region.tile_codegen import MAX_REGISTERS, TileCode, tile_code
 from jax_gnn._ops.edge_region.tile_plan import blocks_of
 from jax_gnn._ops.edge_region.tile_stages import Staging, staging
 
@@ -46,8 +46,7 @@ _BLOCK_WARPS = 1, 2, 4, 6, 8, 10, 12, 14, 16
 _SHARING_WARPS = 4
 # Warps of a multiprocessor, and the registers of rows, as counted, for which a lane has enough
 # then: a compiler keeps few rows whole.
-_WARPS_AND_REGISTERS = (16, 104), (12, 200)
-_MIN_WARPS = 8
+_WARPS_AND_REGISTERS = (16, 104), (12, 200), (8, MAX_REGISTERS)
 _MAX_PARTS = 32  # columns of a lane in all chunks
 
 # The place of a lane in fragments, by which the code of tiles finds its columns and entries.
@@ -62,7 +61,6 @@ _PLACES = (
     "};",
 )
 _FINISH = "finish(const Arrays& out, float* block, const Sums& sums)"
-_IDS = "Index row, Index col, Index place, unsigned first, "
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,11 +78,15 @@ def generate_tiles(program: RowProgram) -> Kernel:
         except Infeasible as error:
             reasons.append(str(error))
             continue
+        parts = len(_walk_text(program, code, list(code.words))[1])
+        if parts > _MAX_PARTS:
+            raise Infeasible(f"sums of {parts} numbers for each lane")
+        memory = _memory(code, staged, parts)[1]
         for warps in _BLOCK_WARPS:
             # Sums of outer products are shared out evenly over a power of two.
             if code.outer_sums and warps & (warps - 1):
                 continue
-            if blocks := _num_blocks(program, code, staged, warps):
+            if blocks := _resident_blocks(code, parts, memory, warps):
                 share = speed if warps >= _SHARING_WARPS else speed / 2
                 choices.append((blocks * warps * share, code, staged, warps))
     if not choices:
@@ -99,7 +101,7 @@ def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -
     parts, joins, reads, stores = _walk_text(program, code, words)
     types, memory = _memory(code, staging, parts)
     block_memory, shared = _shared_words(code, memory, warps)
-    blocks = _num_blocks(program, code, staging, warps)
+    blocks = _resident_blocks(code, parts, memory, warps)
     arrays = "const Arrays& in, "
     lines = [
         *code.tables,
@@ -211,16 +213,20 @@ def _shared_words(code: TileCode, memory: int, warps: int) -> tuple[int, int]:
     return block, code.matrix_size + block + warps * memory
 
 
-def _num_blocks(program: RowProgram, code: TileCode, staging: Staging, warps: int) -> int:
-    """Return the number of blocks that a multiprocessor has room for."""
-    parts = len(_walk_text(program, code, list(code.words))[1])
-    if parts > _MAX_PARTS:
-        raise Infeasible(f"sums of {parts} numbers for each lane")
-    shared = 4 * _shared_words(code, _memory(code, staging, parts)[1], warps)[1]
+def _resident_blocks(code: TileCode, parts: int, memory: int, warps: int) -> int:
+    """Return the number of blocks that a multiprocessor has room for.
+
+    Args:
+        code: The code.
+        parts: Elements of reduced rows that a lane holds.
+        memory: Words of a warp's shared memory.
+        warps: Warps of a block.
+    """
     # Dynamic shared memory of open runs, and some of the walk's own.
-    shared += 4 * 2 * warps * WARP * parts + (2 << 10)
+    runs = 4 * 2 * warps * WARP * parts + (2 << 10)
+    shared = 4 * _shared_words(code, memory, warps)[1] + runs
     # A GPU may have less for a block than a multiprocessor of Hopper has.
     if shared > min(SHARED_BYTES, ffi.shared_memory()):
         return 0
-    most = next((n for n, limit in _WARPS_AND_REGISTERS if code.registers <= limit), _MIN_WARPS)
+    most = next(n for n, limit in _WARPS_AND_REGISTERS if code.registers <= limit)
     return min(SHARED_BYTES // shared, most // warps)
