@@ -68,8 +68,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::LeakySumAttributes, StructMember<
 namespace jax_gnn {
 
 // Whether a sum of values under a softmax, or its cotangent, fits them, and its statistics that.
-inline ffi::Error check_sums(const ffi::AnyBuffer& value, const ffi::AnyBuffer& sums,
-                             const ffi::AnyBuffer& stats) {
+inline ffi::Error check_sums(const Buffer& value, const Buffer& sums, const Buffer& stats) {
   const ffi::DataType dtype = value.element_type();
   if (value.dimensions().size() != 2 || sums.dimensions().size() != 2 ||
       stats.dimensions().size() != 3) {
@@ -102,7 +101,7 @@ inline ffi::Error check_whole_heads(Features features, ffi::DataType dtype) {
 //   kTyped: col, the vectors of values, types, and row and factor (see TypedKeys), or entry.
 struct ScoreOperands {
   ScoreKind kind;
-  ffi::AnyBuffer row, col, factor, entry, edge_scale, types;
+  Buffer row, col, factor, entry, edge_scale, types;
   bool scaled, has_rows;  // the last: of typed ones
   double slope;
 
@@ -115,7 +114,7 @@ struct ScoreOperands {
   int64_t num_weights(int64_t count) const {
     const bool per_edge = kind == ScoreKind::kPerEdge;
     if (!per_edge && !scaled) return count;
-    const ffi::AnyBuffer& buffer = per_edge ? entry : edge_scale;
+    const Buffer& buffer = per_edge ? entry : edge_scale;
     return buffer.dimensions().size() == 2 ? buffer.dimensions()[0] : -1;
   }
 
@@ -190,14 +189,11 @@ inline bool is_score_kind(int64_t kind) {
 // is scale times the softmax of the scores over the row's entries; its statistics; and raw scores
 // of typed ones, -inf for padding, without rows unless they are kept.
 template <typename Backend>
-ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ffi::AnyBuffer row,
-                     ffi::AnyBuffer col, ffi::AnyBuffer factor, ffi::AnyBuffer entry,
-                     ffi::AnyBuffer edge_scale, ffi::AnyBuffer types, ffi::AnyBuffer rows,
-                     ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
-                     ffi::Result<ffi::AnyBuffer> stats, ffi::Result<ffi::AnyBuffer> raw,
-                     ffi::Result<ffi::AnyBuffer> workspace, AttentionAttributes attributes) {
-  ffi::Error error = check_sums(value, *out, *stats);
-  if (error.failure()) return error;
+ffi::Error attention(typename Backend::Context context, Buffer value, Buffer row, Buffer col,
+                     Buffer factor, Buffer entry, Buffer edge_scale, Buffer types, Buffer rows,
+                     Buffer cols, Buffer order, ResultBuffer out, ResultBuffer stats,
+                     ResultBuffer raw, ResultBuffer workspace, AttentionAttributes attributes) {
+  JAX_GNN_RETURN_IF_ERROR(check_sums(value, *out, *stats));
   if (attributes.kernel != "walk" && attributes.kernel != "step")
     return invalid("there is no such kernel of attention");
   if (!is_score_kind(attributes.kind)) return invalid("there is no such kind of scores");
@@ -219,12 +215,9 @@ ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ff
   const int64_t num_weights = scores.num_weights(count);
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  error = operands.check(/*weighted=*/true);
-  if (error.failure()) return error;
-  error = scores.check(num_rows, num_cols, num_weights, count, features, dtype);
-  if (error.failure()) return error;
-  error = check_workspace(*workspace, 2 * width, acc_dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(/*weighted=*/true));
+  JAX_GNN_RETURN_IF_ERROR(scores.check(num_rows, num_cols, num_weights, count, features, dtype));
+  JAX_GNN_RETURN_IF_ERROR(check_workspace(*workspace, 2 * width, acc_dtype));
   const bool keeps = attributes.keeps_raw;
   if (!is_matrix(*raw, keeps ? count : 0, heads, acc_dtype) || (keeps && !scores.typed())) {
     return invalid("the raw scores have the wrong shape or dtype");
@@ -270,20 +263,15 @@ ffi::Error attention(typename Backend::Context context, ffi::AnyBuffer value, ff
 // The whole is that in one launch, with the gradient of row, to_row, in place of to_score. It goes
 // through the entries by destination, too: dst_rows and dst_cols, without an order.
 template <typename Backend>
-ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, ffi::AnyBuffer value,
-                         ffi::AnyBuffer y, ffi::AnyBuffer stats, ffi::AnyBuffer log_sum_ct,
-                         ffi::AnyBuffer row, ffi::AnyBuffer col, ffi::AnyBuffer factor,
-                         ffi::AnyBuffer entry, ffi::AnyBuffer edge_scale, ffi::AnyBuffer types,
-                         ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
-                         ffi::AnyBuffer dst_rows, ffi::AnyBuffer dst_cols,
-                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> to_row,
-                         ffi::Result<ffi::AnyBuffer> to_col, ffi::Result<ffi::AnyBuffer> to_vector,
-                         ffi::Result<ffi::AnyBuffer> to_score,
-                         ffi::Result<ffi::AnyBuffer> workspace, ffi::Result<ffi::AnyBuffer> scratch,
-                         ffi::Result<ffi::AnyBuffer> records, ffi::Result<ffi::AnyBuffer> parts,
+ffi::Error attention_vjp(typename Backend::Context context, Buffer ct, Buffer value, Buffer y,
+                         Buffer stats, Buffer log_sum_ct, Buffer row, Buffer col, Buffer factor,
+                         Buffer entry, Buffer edge_scale, Buffer types, Buffer rows, Buffer cols,
+                         Buffer order, Buffer dst_rows, Buffer dst_cols, ResultBuffer out,
+                         ResultBuffer to_row, ResultBuffer to_col, ResultBuffer to_vector,
+                         ResultBuffer to_score, ResultBuffer workspace, ResultBuffer scratch,
+                         ResultBuffer records, ResultBuffer parts,
                          AttentionVjpAttributes attributes) {
-  ffi::Error error = check_sums(value, ct, stats);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(check_sums(value, ct, stats));
   if (to_score->dimensions().size() != 2) return invalid("to_score must have two dimensions");
   if (!is_score_kind(attributes.kind)) return invalid("there is no such kind of scores");
   const ffi::DataType dtype = ct.element_type(), acc_dtype = accumulator_type(dtype);
@@ -313,14 +301,11 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
   const int64_t num_weights = whole ? count : to_score->dimensions()[0];
   const CsrOperands by_src = {rows,    cols,    order,      attributes.gather, attributes.ordered,
                               num_src, num_dst, num_weights};
-  error = by_src.check(/*weighted=*/true);
-  if (error.failure()) return error;
-  error = scores.check(num_dst, num_src, num_weights, num_src, features, dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(by_src.check(/*weighted=*/true));
+  JAX_GNN_RETURN_IF_ERROR(scores.check(num_dst, num_src, num_weights, num_src, features, dtype));
   const CsrOperands by_dst = {dst_rows, dst_cols, dst_rows, true, false, num_dst, num_src, count};
   if (whole) {
-    error = by_dst.check(/*weighted=*/true);
-    if (error.failure()) return error;
+    JAX_GNN_RETURN_IF_ERROR(by_dst.check(/*weighted=*/true));
     if (count == 0 || by_dst.count() != count || attributes.kind == 0 || typed ||
         !attributes.has_y) {
       return invalid("is_present must be entries, as many by destination as by source, rows and y");
@@ -330,8 +315,8 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
   const int64_t of_row = simple ? heads : width, num_result_rows = whole ? num_dst : 0;
   const ffi::DataType of_rows = simple || typed ? acc_dtype : dtype;
   const bool has_col = scores.kind != ScoreKind::kPerEdge && !same;
-  const auto is_result = [](const ffi::AnyBuffer& buffer, bool is_present, int64_t size,
-                            int64_t numbers, ffi::DataType type) {
+  const auto is_result = [](const Buffer& buffer, bool is_present, int64_t size, int64_t numbers,
+                            ffi::DataType type) {
     return is_present ? is_matrix(buffer, size, numbers, type) : buffer.element_count() == 0;
   };
   if (!is_result(*to_row, whole, num_result_rows, of_row, of_rows) ||
@@ -344,12 +329,10 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
   const bool by_passes = simple && attributes.by_passes;
   if (simple && !by_passes) {
     if (!Backend::kHasOnePass) return invalid("is_present is no kernel of one pass");
-    error = check_whole_heads(features, dtype);
-    if (error.failure()) return error;
+    JAX_GNN_RETURN_IF_ERROR(check_whole_heads(features, dtype));
   }
   const int64_t per_block = whole ? width : by_passes ? std::max(width, heads) : 2 * width;
-  error = check_workspace(*workspace, per_block, acc_dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(check_workspace(*workspace, per_block, acc_dtype));
   const Workspace blocks = make_workspace(*workspace);
   if (!whole &&
       (records->element_type() != acc_dtype || !has_shape(*records, {num_dst, heads, 4}))) {
@@ -374,7 +357,7 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
     const Acc* const scale = scores.template scale<Acc>();
     T* const to_value = data<T>(*out);
     auto* const record = static_cast<AttentionRecord<Acc>*>(records->untyped_data());
-    const auto number = [](bool is_present, ffi::Result<ffi::AnyBuffer>& buffer) {
+    const auto number = [](bool is_present, ResultBuffer& buffer) {
       return is_present ? data<Acc>(*buffer) : nullptr;
     };
     if (keyed) {
@@ -411,9 +394,8 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
 // out[e, h] = sum over the features of head h of vector * leaky(left[rows[e]] + right[cols[e]]), 0
 // for padding.
 template <typename Backend>
-ffi::Error leaky_scores(typename Backend::Context context, ffi::AnyBuffer left,
-                        ffi::AnyBuffer right, ffi::AnyBuffer vector, ffi::AnyBuffer rows,
-                        ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> out,
+ffi::Error leaky_scores(typename Backend::Context context, Buffer left, Buffer right, Buffer vector,
+                        Buffer rows, Buffer cols, ResultBuffer out,
                         LeakyScoresAttributes attributes) {
   const ffi::DataType dtype = left.element_type(), acc_dtype = accumulator_type(dtype);
   if (left.dimensions().size() != 2 || right.dimensions().size() != 2) {
@@ -427,8 +409,7 @@ ffi::Error leaky_scores(typename Backend::Context context, ffi::AnyBuffer left,
     return invalid("the operands or the result have the wrong shape or dtype");
   }
   const CsrOperands operands = {rows, cols, rows, attributes.gather, false, num_rows, num_cols, 0};
-  ffi::Error error = operands.check(/*weighted=*/false);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(/*weighted=*/false));
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
@@ -442,11 +423,9 @@ ffi::Error leaky_scores(typename Backend::Context context, ffi::AnyBuffer left,
 // out[r, :] = vector * sum over the entries e of row r of factor[order[e], h] * slope, where slope
 // is that of the LeakyReLU at row_key[r] + col_key[cols[e]].
 template <typename Backend>
-ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
-                     ffi::AnyBuffer col_key, ffi::AnyBuffer factor, ffi::AnyBuffer vector,
-                     ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
-                     ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
-                     LeakySumAttributes attributes) {
+ffi::Error leaky_sum(typename Backend::Context context, Buffer row_key, Buffer col_key,
+                     Buffer factor, Buffer vector, Buffer rows, Buffer cols, Buffer order,
+                     ResultBuffer out, ResultBuffer workspace, LeakySumAttributes attributes) {
   const ffi::DataType dtype = row_key.element_type(), acc_dtype = accumulator_type(dtype);
   if (row_key.dimensions().size() != 2 || col_key.dimensions().size() != 2 ||
       factor.dimensions().size() != 2) {
@@ -464,10 +443,8 @@ ffi::Error leaky_sum(typename Backend::Context context, ffi::AnyBuffer row_key,
     return invalid("there is no such kernel of leaky_sum");
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  ffi::Error error = operands.check(/*weighted=*/true);
-  if (error.failure()) return error;
-  error = check_workspace(*workspace, width, acc_dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(/*weighted=*/true));
+  JAX_GNN_RETURN_IF_ERROR(check_workspace(*workspace, width, acc_dtype));
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;

@@ -10,34 +10,40 @@
 namespace jax_gnn {
 
 namespace ffi = ::xla::ffi;
+using Buffer = ffi::AnyBuffer;
+using ResultBuffer = ffi::Result<ffi::AnyBuffer>;
 
 inline ffi::Error invalid(const std::string& message) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jax_gnn: " + message);
 }
+
+// Returns from a handler with the error of a check that fails.
+#define JAX_GNN_RETURN_IF_ERROR(check) \
+  if (ffi::Error error = (check); error.failure()) return error
 
 template <typename T>
 struct Type {
   using type = T;
 };
 
-template <typename Buffer>
-bool has_shape(const Buffer& buffer, std::initializer_list<int64_t> shape) {
+template <typename AnyBuffer>
+bool has_shape(const AnyBuffer& buffer, std::initializer_list<int64_t> shape) {
   const auto dims = buffer.dimensions();
   return dims.size() == shape.size() && std::equal(dims.begin(), dims.end(), shape.begin());
 }
 
 // A scale vector of `size` elements, or the single 1 that stands for all of them.
-inline bool is_scale(const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType dtype) {
+inline bool is_scale(const Buffer& buffer, int64_t size, ffi::DataType dtype) {
   return buffer.element_type() == dtype && (has_shape(buffer, {1}) || has_shape(buffer, {size}));
 }
 
 template <typename T>
-const T* scale_data(const ffi::AnyBuffer& buffer, int64_t size) {
+const T* scale_data(const Buffer& buffer, int64_t size) {
   return has_shape(buffer, {size}) ? static_cast<const T*>(buffer.untyped_data()) : nullptr;
 }
 
-template <typename T, typename Buffer>
-T* data(Buffer& buffer) {
+template <typename T, typename AnyBuffer>
+T* data(AnyBuffer& buffer) {
   return static_cast<T*>(buffer.untyped_data());
 }
 

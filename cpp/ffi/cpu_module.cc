@@ -67,15 +67,29 @@ struct Cpu {
   using BFloat16 = cpu::BFloat16;
 
   // Compressed rows: indptr, and ids.
-  static bool is_stage(const ffi::AnyBuffer& indptr, const ffi::AnyBuffer& ids, int64_t num_rows) {
+  static bool is_stage(const Buffer& indptr, const Buffer& ids, int64_t num_rows) {
     return has_shape(indptr, {num_rows + 1}) && ids.dimensions().size() == 1;
   }
   template <typename Index>
-  static RowPointers<Index> stage(const ffi::AnyBuffer& indptr, const ffi::AnyBuffer& ids,
-                                  int64_t num_rows, int64_t num_cols) {
+  static RowPointers<Index> stage(const Buffer& indptr, const Buffer& ids, int64_t num_rows,
+                                  int64_t num_cols) {
     return {data<const Index>(indptr), data<const Index>(ids), num_rows, num_cols,
             static_cast<int64_t>(ids.element_count())};
   }
+
+  // Kernels that take the handlers' arguments as they are.
+#define JAX_GNN_KERNEL(op)                                   \
+  template <typename... Args>                                \
+  static ffi::Error op(Context& pool, const Args&... args) { \
+    cpu::op(parallel_for(pool), args...);                    \
+    return ffi::Error::Success();                            \
+  }
+  JAX_GNN_KERNEL(gather_rows)
+  JAX_GNN_KERNEL(leaky_scores)
+  JAX_GNN_KERNEL(sample_uniform)
+  JAX_GNN_KERNEL(sample_weighted)
+  JAX_GNN_KERNEL(sddmm)
+#undef JAX_GNN_KERNEL
 
   // Schedules and workspaces are for GPUs.
   template <class Aggregation>
@@ -107,12 +121,6 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  template <typename... Args>
-  static ffi::Error gather_rows(Context& pool, const Args&... args) {
-    cpu::gather_rows(parallel_for(pool), args...);
-    return ffi::Error::Success();
-  }
-
   static int64_t segment_order_scratch(int64_t /*count*/) { return 0; }
   template <typename Index>
   static ffi::Error segment_order(Context& /*pool*/, const Index* ids, int64_t count,
@@ -121,30 +129,13 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  template <typename... Args>
-  static ffi::Error sample_uniform(Context& pool, const Args&... args) {
-    cpu::sample_uniform(parallel_for(pool), args...);
-    return ffi::Error::Success();
-  }
-
   template <typename Index>
   using Weighted = cpu::Weighted<Index>;
-  template <typename... Args>
-  static ffi::Error sample_weighted(Context& pool, const Args&... args) {
-    cpu::sample_weighted(parallel_for(pool), args...);
-    return ffi::Error::Success();
-  }
 
   template <typename Index>
   static ffi::Error sample_block(Context& pool, bool tree, const Drawn<Index>& drawn,
                                  const Block<Index>& block, bool* overflow) {
     *overflow = cpu::sample_block(parallel_for(pool), tree, drawn, block);
-    return ffi::Error::Success();
-  }
-
-  template <typename... Args>
-  static ffi::Error sddmm(Context& pool, const Args&... args) {
-    cpu::sddmm(parallel_for(pool), args...);
     return ffi::Error::Success();
   }
 
@@ -188,33 +179,18 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  // Compositions here.
-  template <typename... Args>
-  static ffi::Error keyed_attention(const Args&...) {
-    return invalid("there is no kernel of such scores on a CPU");
+  // Compositions, which have no kernels.
+#define JAX_GNN_NO_KERNEL(op, what)                            \
+  template <typename... Args>                                  \
+  static ffi::Error op(const Args&...) {                       \
+    return invalid("there is no kernel of " what " on a CPU"); \
   }
-  template <typename... Args>
-  static ffi::Error typed_attention(const Args&...) {
-    return invalid("there is no kernel of such scores on a CPU");
-  }
-  template <typename... Args>
-  static ffi::Error typed_attention_vjp(const Args&...) {
-    return invalid("there is no kernel of such scores on a CPU");
-  }
-  template <typename... Args>
-  static ffi::Error keyed_attention_gradients(const Args&...) {
-    return invalid("there is no kernel of all gradients on a CPU");
-  }
-  template <typename... Args>
-  static ffi::Error attention_gradients(const Args&...) {
-    return invalid("there is no kernel of all gradients on a CPU");
-  }
-
-  template <typename... Args>
-  static ffi::Error leaky_scores(Context& pool, const Args&... args) {
-    cpu::leaky_scores(parallel_for(pool), args...);
-    return ffi::Error::Success();
-  }
+  JAX_GNN_NO_KERNEL(keyed_attention, "such scores")
+  JAX_GNN_NO_KERNEL(typed_attention, "such scores")
+  JAX_GNN_NO_KERNEL(typed_attention_vjp, "such scores")
+  JAX_GNN_NO_KERNEL(keyed_attention_gradients, "all gradients")
+  JAX_GNN_NO_KERNEL(attention_gradients, "all gradients")
+#undef JAX_GNN_NO_KERNEL
 
   template <typename... Args>
   static ffi::Error leaky_sum(Context& pool, std::string_view, Workspace, const Args&... args) {
@@ -230,7 +206,7 @@ struct Cpu {
   }
 
   template <typename... Args>
-  static ffi::Error segment_outer(Context& pool, const OuterAttributes&, ffi::AnyBuffer,
+  static ffi::Error segment_outer(Context& pool, const OuterAttributes&, Buffer,
                                   const Args&... args) {
     cpu::segment_outer(parallel_for(pool), args...);
     return ffi::Error::Success();

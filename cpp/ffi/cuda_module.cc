@@ -52,23 +52,46 @@ struct Cuda {
   using BFloat16 = __nv_bfloat16;
 
   // Slots: ids, and places.
-  static bool is_stage(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& places, int64_t) {
+  static bool is_stage(const Buffer& ids, const Buffer& places, int64_t) {
     const auto dims = ids.dimensions();
     return ids.element_type() == ffi::S32 && dims.size() == 2 && dims[0] >= 1 &&
            dims[1] == kSlotSize && has_shape(places, {dims[0], 2});
   }
   template <typename Index>
-  static EdgeSplit stage(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& places, int64_t num_rows,
+  static EdgeSplit stage(const Buffer& ids, const Buffer& places, int64_t num_rows,
                          int64_t num_cols) {
     return {data<const int32_t>(ids), data<const int32_t>(places), ids.dimensions()[0], num_rows,
             num_cols};
   }
 
-  template <typename... Args>
-  static ffi::Error attention(Context stream, std::string_view kernel, Workspace workspace,
-                              const Args&... args) {
-    return status(cuda::attention(stream, kernel_of(kernel), args..., workspace), kernel);
+  // Launchers that take the handlers' arguments as they are.
+#define JAX_GNN_LAUNCHER(op)                                  \
+  template <typename... Args>                                 \
+  static ffi::Error op(Context stream, const Args&... args) { \
+    return status(cuda::op(stream, args...));                 \
   }
+  JAX_GNN_LAUNCHER(attention_gradients)
+  JAX_GNN_LAUNCHER(keyed_attention_gradients)
+  JAX_GNN_LAUNCHER(leaky_scores)
+  JAX_GNN_LAUNCHER(relation_pairs)
+  JAX_GNN_LAUNCHER(sample_distinct)
+  JAX_GNN_LAUNCHER(sample_uniform)
+  JAX_GNN_LAUNCHER(sddmm)
+  JAX_GNN_LAUNCHER(segment_order)
+#undef JAX_GNN_LAUNCHER
+
+  // Launchers with a choice of kernels.
+#define JAX_GNN_LAUNCHER(op)                                                         \
+  template <typename... Args>                                                        \
+  static ffi::Error op(Context stream, std::string_view kernel, Workspace workspace, \
+                       const Args&... args) {                                        \
+    return status(cuda::op(stream, kernel_of(kernel), args..., workspace), kernel);  \
+  }
+  JAX_GNN_LAUNCHER(attention)
+  JAX_GNN_LAUNCHER(keyed_attention)
+  JAX_GNN_LAUNCHER(leaky_sum)
+  JAX_GNN_LAUNCHER(typed_attention)
+#undef JAX_GNN_LAUNCHER
 
   static constexpr bool kHasOnePass = true;
   template <typename Acc, typename T, typename Attained, typename Attention, typename... Args>
@@ -87,46 +110,13 @@ struct Cuda {
   }
 
   template <typename... Args>
-  static ffi::Error keyed_attention(Context stream, std::string_view kernel, Workspace workspace,
-                                    const Args&... args) {
-    return status(cuda::keyed_attention(stream, kernel_of(kernel), args..., workspace), kernel);
-  }
-
-  template <typename... Args>
   static ffi::Error keyed_attention_vjp(Context stream, Workspace workspace, const Args&... args) {
     return status(cuda::keyed_attention_vjp(stream, args..., workspace));
   }
 
   template <typename... Args>
-  static ffi::Error keyed_attention_gradients(Context stream, const Args&... args) {
-    return status(cuda::keyed_attention_gradients(stream, args...));
-  }
-
-  template <typename... Args>
-  static ffi::Error attention_gradients(Context stream, const Args&... args) {
-    return status(cuda::attention_gradients(stream, args...));
-  }
-
-  template <typename... Args>
-  static ffi::Error typed_attention(Context stream, std::string_view kernel, Workspace workspace,
-                                    const Args&... args) {
-    return status(cuda::typed_attention(stream, kernel_of(kernel), args..., workspace), kernel);
-  }
-
-  template <typename... Args>
   static ffi::Error typed_attention_vjp(Context stream, Workspace workspace, const Args&... args) {
     return status(cuda::typed_attention_vjp(stream, args..., workspace));
-  }
-
-  template <typename... Args>
-  static ffi::Error leaky_scores(Context stream, const Args&... args) {
-    return status(cuda::leaky_scores(stream, args...));
-  }
-
-  template <typename... Args>
-  static ffi::Error leaky_sum(Context stream, std::string_view kernel, Workspace workspace,
-                              const Args&... args) {
-    return status(cuda::leaky_sum(stream, kernel_of(kernel), args..., workspace), kernel);
   }
 
   template <typename... Args>
@@ -173,10 +163,6 @@ struct Cuda {
   }
 
   static int64_t segment_order_scratch(int64_t count) { return cuda::segment_order_scratch(count); }
-  template <typename... Args>
-  static ffi::Error segment_order(Context stream, const Args&... args) {
-    return status(cuda::segment_order(stream, args...));
-  }
 
   template <typename T, typename Acc>
   static ffi::Error segment_select(Context stream, const SelectAttributes& attributes,
@@ -192,16 +178,6 @@ struct Cuda {
                                         int64_t num_pairs) {
     return cuda::relation_pairs_scratch(num_edges, num_relations, num_pairs);
   }
-  template <typename... Args>
-  static ffi::Error relation_pairs(Context stream, const Args&... args) {
-    return status(cuda::relation_pairs(stream, args...));
-  }
-
-  template <typename... Args>
-  static ffi::Error sample_uniform(Context stream, const Args&... args) {
-    return status(cuda::sample_uniform(stream, args...));
-  }
-
   template <typename Index>
   static ffi::Error sample_block(Context stream, bool tree, const Drawn<Index>& drawn,
                                  const Block<Index>& block, bool* overflow) {
@@ -212,16 +188,6 @@ struct Cuda {
   static int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src) {
     return cuda::distinct_scratch(num_dst, num_edges, num_src);
   }
-  template <typename... Args>
-  static ffi::Error sample_distinct(Context stream, const Args&... args) {
-    return status(cuda::sample_distinct(stream, args...));
-  }
-
-  template <typename... Args>
-  static ffi::Error sddmm(Context stream, const Args&... args) {
-    return status(cuda::sddmm(stream, args...));
-  }
-
   template <typename T, typename Acc, typename... Args>
   static ffi::Error segment_softmax(Context stream, Workspace workspace, const Args&... args) {
     return status(
@@ -250,9 +216,9 @@ struct Cuda {
 
   template <typename T, typename Acc, typename Out>
   static ffi::Error segment_outer(Context stream, const OuterAttributes& attributes,
-                                  ffi::AnyBuffer workspace, const Groups& groups, int64_t k,
-                                  int64_t n, const T* lhs, const T* rhs,
-                                  const FactorLists<Acc>& lists, Out* out) {
+                                  Buffer workspace, const Groups& groups, int64_t k, int64_t n,
+                                  const T* lhs, const T* rhs, const FactorLists<Acc>& lists,
+                                  Out* out) {
     const int64_t blocks = std::max<int64_t>(attributes.blocks, 1);
     if (static_cast<int64_t>(workspace.size_bytes()) <
         cuda::outer_workspace_bytes(blocks, k, n, sizeof(Acc)))

@@ -32,16 +32,12 @@ namespace jax_gnn {
 // The first workspace holds the hyperedge features A … in the accumulator type: the one
 // intermediate of the computation. The others are those of the two sums.
 template <typename Backend>
-ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffer x,
-                                ffi::AnyBuffer node_scale_in, ffi::AnyBuffer hyperedge_scale,
-                                ffi::AnyBuffer node_scale_out, ffi::AnyBuffer self_scale,
-                                ffi::AnyBuffer residual, ffi::AnyBuffer bias,
-                                ffi::AnyBuffer to_hyperedges, ffi::AnyBuffer to_hyperedges_too,
-                                ffi::AnyBuffer to_nodes, ffi::AnyBuffer to_nodes_too,
-                                ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> sums,
-                                ffi::Result<ffi::AnyBuffer> workspace,
-                                ffi::Result<ffi::AnyBuffer> next_workspace,
-                                AggregateAttributes attributes) {
+ffi::Error hypergraph_aggregate(typename Backend::Context context, Buffer x, Buffer node_scale_in,
+                                Buffer hyperedge_scale, Buffer node_scale_out, Buffer self_scale,
+                                Buffer residual, Buffer bias, Buffer to_hyperedges,
+                                Buffer to_hyperedges_too, Buffer to_nodes, Buffer to_nodes_too,
+                                ResultBuffer y, ResultBuffer sums, ResultBuffer workspace,
+                                ResultBuffer next_workspace, AggregateAttributes attributes) {
   const ffi::DataType dtype = x.element_type(), acc_dtype = accumulator_type(dtype);
   const ffi::DataType index_dtype = to_hyperedges.element_type();
   if (x.dimensions().size() != 2) return invalid("x must have two dimensions");
@@ -75,12 +71,10 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
                                               attributes.has_bias,
                                               attributes.relu,
                                               false};
-  ffi::Error error = epilogue_operands.check(num_nodes, width, dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(epilogue_operands.check(num_nodes, width, dtype));
   if (!is_schedule(1, attributes.threads)) return invalid("the schedule is wrong");
   for (auto* scratch : {&workspace, &next_workspace}) {
-    error = check_workspace(**scratch, width, acc_dtype);
-    if (error.failure()) return error;
+    JAX_GNN_RETURN_IF_ERROR(check_workspace(**scratch, width, acc_dtype));
   }
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     return dispatch_index(index_dtype, [&](auto index) {

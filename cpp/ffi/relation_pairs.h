@@ -8,15 +8,12 @@
 namespace jax_gnn {
 
 template <typename Backend>
-ffi::Error relation_pairs(typename Backend::Context context, ffi::AnyBuffer rows,
-                          ffi::AnyBuffer types, ffi::Result<ffi::AnyBuffer> nodes,
-                          ffi::Result<ffi::AnyBuffer> sizes,
-                          ffi::Result<ffi::AnyBuffer> sorted_nodes,
-                          ffi::Result<ffi::AnyBuffer> order, ffi::Result<ffi::AnyBuffer> places,
-                          ffi::Result<ffi::AnyBuffer> indptr, ffi::Result<ffi::AnyBuffer> numbers,
-                          ffi::Result<ffi::AnyBuffer> scratch) {
+ffi::Error relation_pairs(typename Backend::Context context, Buffer rows, Buffer types,
+                          ResultBuffer nodes, ResultBuffer sizes, ResultBuffer sorted_nodes,
+                          ResultBuffer order, ResultBuffer places, ResultBuffer indptr,
+                          ResultBuffer numbers, ResultBuffer scratch) {
   const ffi::DataType dtype = rows.element_type();
-  const auto size_of = [](const ffi::AnyBuffer& buffer) {
+  const auto size_of = [](const Buffer& buffer) {
     return static_cast<int64_t>(buffer.element_count());
   };
   const int64_t num_edges = size_of(rows), num_relations = size_of(*sizes);

@@ -37,9 +37,8 @@ namespace jax_gnn {
 
 // Draws edges of each row, and counts the valid ones.
 template <typename Backend>
-ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degrees,
-                          ffi::AnyBuffer key, ffi::Result<ffi::AnyBuffer> offsets,
-                          ffi::Result<ffi::AnyBuffer> counts, UniformAttributes attributes) {
+ffi::Error sample_uniform(typename Backend::Context context, Buffer degrees, Buffer key,
+                          ResultBuffer offsets, ResultBuffer counts, UniformAttributes attributes) {
   const int64_t num_rows = static_cast<int64_t>(degrees.element_count());
   const ffi::DataType dtype = degrees.element_type();
   const auto dims = offsets->dimensions();
@@ -58,9 +57,8 @@ ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degr
 
 // Draws edges in proportion to integer weights, given as running sums.
 template <typename Backend>
-ffi::Error sample_weighted(typename Backend::Context context, ffi::AnyBuffer sums,
-                           ffi::AnyBuffer starts, ffi::AnyBuffer degrees, ffi::AnyBuffer key,
-                           ffi::Result<ffi::AnyBuffer> offsets, ffi::Result<ffi::AnyBuffer> counts,
+ffi::Error sample_weighted(typename Backend::Context context, Buffer sums, Buffer starts,
+                           Buffer degrees, Buffer key, ResultBuffer offsets, ResultBuffer counts,
                            UniformAttributes attributes) {
   const int64_t num_sums = static_cast<int64_t>(sums.element_count());
   const int64_t num_rows = static_cast<int64_t>(degrees.element_count());
@@ -85,8 +83,7 @@ ffi::Error sample_weighted(typename Backend::Context context, ffi::AnyBuffer sum
 
 // The arrays of a bipartite graph, and whether it has left out nodes.
 struct BlockBuffers {
-  ffi::Result<ffi::AnyBuffer> indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids,
-      sources;
+  ResultBuffer indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids, sources;
   ffi::Result<ffi::Buffer<ffi::PRED>> overflow;
 
   int64_t num_edges() { return static_cast<int64_t>(rows->element_count()); }
@@ -118,17 +115,14 @@ struct BlockBuffers {
 
 // A bipartite graph of edges that were drawn into nodes.
 template <typename Backend>
-ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
-                        ffi::AnyBuffer starts, ffi::AnyBuffer offsets, ffi::AnyBuffer counts,
-                        ffi::AnyBuffer cols, ffi::AnyBuffer seeds,
-                        ffi::Result<ffi::AnyBuffer> indptr, ffi::Result<ffi::AnyBuffer> rows,
-                        ffi::Result<ffi::AnyBuffer> block_cols,
-                        ffi::Result<ffi::AnyBuffer> t_indptr, ffi::Result<ffi::AnyBuffer> t_rows,
-                        ffi::Result<ffi::AnyBuffer> t_cols, ffi::Result<ffi::AnyBuffer> t_order,
-                        ffi::Result<ffi::AnyBuffer> edge_ids, ffi::Result<ffi::AnyBuffer> sources,
+ffi::Error sample_block(typename Backend::Context context, Buffer nodes, Buffer starts,
+                        Buffer offsets, Buffer counts, Buffer cols, Buffer seeds,
+                        ResultBuffer indptr, ResultBuffer rows, ResultBuffer block_cols,
+                        ResultBuffer t_indptr, ResultBuffer t_rows, ResultBuffer t_cols,
+                        ResultBuffer t_order, ResultBuffer edge_ids, ResultBuffer sources,
                         ffi::Result<ffi::Buffer<ffi::PRED>> overflow, BlockAttributes attributes) {
   const ffi::DataType dtype = nodes.element_type();
-  const auto size_of = [](const ffi::AnyBuffer& buffer) {
+  const auto size_of = [](const Buffer& buffer) {
     return static_cast<int64_t>(buffer.element_count());
   };
   BlockBuffers buffers{indptr, rows,    block_cols, t_indptr, t_rows,
@@ -165,19 +159,15 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
 
 // The same of edges that are lined up, and ids that are sorted, where each node is one source.
 template <typename Backend>
-ffi::Error sample_distinct(typename Backend::Context context, ffi::AnyBuffer nodes,
-                           ffi::AnyBuffer drawn_indptr, ffi::AnyBuffer drawn_rows,
-                           ffi::AnyBuffer places, ffi::AnyBuffer keys, ffi::AnyBuffer at,
-                           ffi::AnyBuffer seeds, ffi::Result<ffi::AnyBuffer> indptr,
-                           ffi::Result<ffi::AnyBuffer> rows, ffi::Result<ffi::AnyBuffer> cols,
-                           ffi::Result<ffi::AnyBuffer> t_indptr, ffi::Result<ffi::AnyBuffer> t_rows,
-                           ffi::Result<ffi::AnyBuffer> t_cols, ffi::Result<ffi::AnyBuffer> t_order,
-                           ffi::Result<ffi::AnyBuffer> edge_ids,
-                           ffi::Result<ffi::AnyBuffer> sources,
-                           ffi::Result<ffi::Buffer<ffi::PRED>> overflow,
-                           ffi::Result<ffi::AnyBuffer> scratch, DistinctAttributes attributes) {
+ffi::Error sample_distinct(typename Backend::Context context, Buffer nodes, Buffer drawn_indptr,
+                           Buffer drawn_rows, Buffer places, Buffer keys, Buffer at, Buffer seeds,
+                           ResultBuffer indptr, ResultBuffer rows, ResultBuffer cols,
+                           ResultBuffer t_indptr, ResultBuffer t_rows, ResultBuffer t_cols,
+                           ResultBuffer t_order, ResultBuffer edge_ids, ResultBuffer sources,
+                           ffi::Result<ffi::Buffer<ffi::PRED>> overflow, ResultBuffer scratch,
+                           DistinctAttributes attributes) {
   const ffi::DataType dtype = nodes.element_type();
-  const auto size_of = [](const ffi::AnyBuffer& buffer) {
+  const auto size_of = [](const Buffer& buffer) {
     return static_cast<int64_t>(buffer.element_count());
   };
   BlockBuffers buffers{indptr, rows,    cols,     t_indptr, t_rows,

@@ -29,8 +29,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::SddmmSelectAttributes,
 namespace jax_gnn {
 
 // Common operands: a (num_rows, width), b (num_cols, width), out (count, heads).
-inline ffi::Error check_sddmm(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
-                              const ffi::AnyBuffer& rows, int64_t heads, ffi::AnyBuffer& out) {
+inline ffi::Error check_sddmm(const Buffer& a, const Buffer& b, const Buffer& rows, int64_t heads,
+                              Buffer& out) {
   if (a.dimensions().size() != 2 || b.dimensions().size() != 2 ||
       b.element_type() != a.element_type() || b.dimensions()[1] != a.dimensions()[1]) {
     return invalid("a and b must be matrices of one width and dtype");
@@ -45,15 +45,12 @@ inline ffi::Error check_sddmm(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
 
 // out[e, h] = < a[rows[e], h, :], b[cols[e], h, :] >
 template <typename Backend>
-ffi::Error sddmm(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBuffer b,
-                 ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> out,
-                 SddmmAttributes attributes) {
-  ffi::Error error = check_sddmm(a, b, rows, attributes.heads, *out);
-  if (error.failure()) return error;
+ffi::Error sddmm(typename Backend::Context context, Buffer a, Buffer b, Buffer rows, Buffer cols,
+                 ResultBuffer out, SddmmAttributes attributes) {
+  JAX_GNN_RETURN_IF_ERROR(check_sddmm(a, b, rows, attributes.heads, *out));
   const CsrOperands operands = {
       rows, cols, rows, attributes.gather, false, a.dimensions()[0], b.dimensions()[0], 0};
-  error = operands.check(/*weighted=*/false);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(/*weighted=*/false));
   return dispatch_float<Backend>(a.element_type(), [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
@@ -65,12 +62,10 @@ ffi::Error sddmm(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBu
 
 // Dots over the features that match: see Select.
 template <typename Backend>
-ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBuffer b,
-                        ffi::AnyBuffer row_key, ffi::AnyBuffer col_key, ffi::AnyBuffer weight,
-                        ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
-                        ffi::Result<ffi::AnyBuffer> out, SddmmSelectAttributes attributes) {
-  ffi::Error error = check_sddmm(a, b, rows, attributes.heads, *out);
-  if (error.failure()) return error;
+ffi::Error sddmm_select(typename Backend::Context context, Buffer a, Buffer b, Buffer row_key,
+                        Buffer col_key, Buffer weight, Buffer rows, Buffer cols, Buffer order,
+                        ResultBuffer out, SddmmSelectAttributes attributes) {
+  JAX_GNN_RETURN_IF_ERROR(check_sddmm(a, b, rows, attributes.heads, *out));
   const ffi::DataType dtype = a.element_type();
   const int64_t num_rows = a.dimensions()[0], num_cols = b.dimensions()[0];
   const int64_t width = a.dimensions()[1];
@@ -87,8 +82,7 @@ ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi
   }
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  error = operands.check(attributes.weighted);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(attributes.weighted));
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;

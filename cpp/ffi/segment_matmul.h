@@ -37,8 +37,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OuterAttributes, StructMember<boo
 
 namespace jax_gnn {
 
-inline ffi::Error check_groups(const ffi::AnyBuffer& sizes, const ffi::AnyBuffer& offset,
-                               const ffi::AnyBuffer& workspace) {
+inline ffi::Error check_groups(const Buffer& sizes, const Buffer& offset, const Buffer& workspace) {
   if (!is_index(sizes, static_cast<int64_t>(sizes.element_count()), ffi::S32) ||
       !is_index(offset, 1, ffi::S32)) {
     return invalid("group_sizes and group_offset must be int32 vectors, the latter of length 1");
@@ -59,13 +58,12 @@ ffi::Error dispatch_product(ffi::DataType dtype, ffi::DataType out, const Body& 
 }
 
 // Whether a list of rows, if it is there, is one of so many ids.
-inline bool is_list(bool exists, const ffi::AnyBuffer& rows, int64_t num_rows) {
+inline bool is_list(bool exists, const Buffer& rows, int64_t num_rows) {
   return !exists || is_index(rows, num_rows, ffi::S32);
 }
 
 // Whether factors of rows, if they are there, are so many in the type that is added up in.
-inline bool is_row_scale(bool exists, const ffi::AnyBuffer& scale, int64_t num_rows,
-                         ffi::DataType dtype) {
+inline bool is_row_scale(bool exists, const Buffer& scale, int64_t num_rows, ffi::DataType dtype) {
   return !exists ||
          (scale.element_type() == accumulator_type(dtype) && has_shape(scale, {num_rows}));
 }
@@ -73,14 +71,11 @@ inline bool is_row_scale(bool exists, const ffi::AnyBuffer& scale, int64_t num_r
 // out[s, :] = activation(scale[r] * (lhs[l, :] @ rhs[g]) + bias[g] + residual[s]) for the rows r of
 // group g, where l is lhs_rows[r] and s is out_rows[r], else activation(residual[s]).
 template <typename Backend>
-ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                          ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
-                          ffi::AnyBuffer bias, ffi::AnyBuffer residual, ffi::AnyBuffer scale,
-                          ffi::AnyBuffer lhs_rows, ffi::AnyBuffer out_rows, ffi::AnyBuffer inverse,
-                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
-                          MatmulAttributes attributes) {
-  ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
-  if (error.failure()) return error;
+ffi::Error segment_matmul(typename Backend::Context context, Buffer lhs, Buffer rhs,
+                          Buffer group_sizes, Buffer group_offset, Buffer bias, Buffer residual,
+                          Buffer scale, Buffer lhs_rows, Buffer out_rows, Buffer inverse,
+                          ResultBuffer out, ResultBuffer workspace, MatmulAttributes attributes) {
+  JAX_GNN_RETURN_IF_ERROR(check_groups(group_sizes, group_offset, *workspace));
   const ffi::DataType dtype = lhs.element_type();
   if (lhs.dimensions().size() != 2 || rhs.dimensions().size() != 3) {
     return invalid("lhs must have two dimensions, rhs three");
@@ -138,13 +133,11 @@ ffi::Error segment_matmul(typename Backend::Context context, ffi::AnyBuffer lhs,
 // out[g] = the sum over the rows r of group g of scale[r] times the outer product of lhs[l, :] and
 // rhs[s, :], where l is lhs_rows[r] and s is rhs_rows[r].
 template <typename Backend>
-ffi::Error segment_outer(typename Backend::Context context, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                         ffi::AnyBuffer group_sizes, ffi::AnyBuffer group_offset,
-                         ffi::AnyBuffer scale, ffi::AnyBuffer lhs_rows, ffi::AnyBuffer rhs_rows,
-                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+ffi::Error segment_outer(typename Backend::Context context, Buffer lhs, Buffer rhs,
+                         Buffer group_sizes, Buffer group_offset, Buffer scale, Buffer lhs_rows,
+                         Buffer rhs_rows, ResultBuffer out, ResultBuffer workspace,
                          OuterAttributes attributes) {
-  ffi::Error error = check_groups(group_sizes, group_offset, *workspace);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(check_groups(group_sizes, group_offset, *workspace));
   const ffi::DataType dtype = lhs.element_type();
   if (lhs.dimensions().size() != 2 || rhs.dimensions().size() != 2 ||
       out->dimensions().size() != 3) {

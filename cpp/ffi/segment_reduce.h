@@ -69,12 +69,10 @@ namespace jax_gnn {
 // out[r, :] = reduce over the entries e of row r of weight[order[e], head] * in[cols[e], :], then
 // the epilogue. With a halo, `in` is followed by its rows.
 template <typename Backend>
-ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
-                          ffi::AnyBuffer weight, ffi::AnyBuffer self_scale,
-                          ffi::AnyBuffer out_scale, ffi::AnyBuffer residual, ffi::AnyBuffer bias,
-                          ffi::AnyBuffer result_scale, ffi::AnyBuffer halo, ffi::AnyBuffer rows,
-                          ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::AnyBuffer end,
-                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+ffi::Error segment_reduce(typename Backend::Context context, Buffer in, Buffer weight,
+                          Buffer self_scale, Buffer out_scale, Buffer residual, Buffer bias,
+                          Buffer result_scale, Buffer halo, Buffer rows, Buffer cols, Buffer order,
+                          Buffer end, ResultBuffer out, ResultBuffer workspace,
                           ReduceAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
   if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
@@ -110,8 +108,7 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                                 num_rows,
                                 num_local + num_halo,
                                 num_weights};
-  ffi::Error error = operands.check(attributes.weighted);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(attributes.weighted));
   if (attributes.reduce < 0 || attributes.reduce >= static_cast<int64_t>(Reduce::kCount)) {
     return invalid("there is no such reduction");
   }
@@ -141,13 +138,11 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   if (attributes.has_own && num_local < num_rows) {
     return invalid("own features need a row for each of the result");
   }
-  error = epilogue.check(num_rows, width, dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(epilogue.check(num_rows, width, dtype));
   if (!is_schedule(attributes.kernel, attributes.lanes, attributes.threads)) {
     return invalid("the schedule is wrong");
   }
-  error = check_workspace(*workspace, width, acc_dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(check_workspace(*workspace, width, acc_dtype));
   if (attributes.has_end && !is_index(end, 1, ffi::S32)) return invalid("end must be one int32");
   Csr<int32_t> csr = operands.csr();
   csr.end = data_if<int32_t>(attributes.has_end, end);
@@ -166,11 +161,9 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
 // dots[order[e], head] = < left[r, head, :], in[cols[e], head, :] >: the derivatives of a weighted
 // sum, given the transposed Csr.
 template <typename Backend>
-ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer in,
-                              ffi::AnyBuffer weight, ffi::AnyBuffer left, ffi::AnyBuffer rows,
-                              ffi::AnyBuffer cols, ffi::AnyBuffer order,
-                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> dots,
-                              ffi::Result<ffi::AnyBuffer> workspace,
+ffi::Error segment_reduce_vjp(typename Backend::Context context, Buffer in, Buffer weight,
+                              Buffer left, Buffer rows, Buffer cols, Buffer order, ResultBuffer out,
+                              ResultBuffer dots, ResultBuffer workspace,
                               ReduceVjpAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
   if (in.dimensions().size() != 2 || left.dimensions().size() != 2 ||
@@ -189,13 +182,11 @@ ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer 
   }
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  ffi::Error error = operands.check(/*weighted=*/true);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(/*weighted=*/true));
   if (!is_schedule(attributes.kernel, attributes.lanes, attributes.threads)) {
     return invalid("the schedule is wrong");
   }
-  error = check_workspace(*workspace, width, acc_dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(check_workspace(*workspace, width, acc_dtype));
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
@@ -208,11 +199,10 @@ ffi::Error segment_reduce_vjp(typename Backend::Context context, ffi::AnyBuffer 
 
 // out[r, :] = sum of factor * value[col] over the entries of row r that match: see Select.
 template <typename Backend>
-ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_key,
-                          ffi::AnyBuffer col_key, ffi::AnyBuffer value, ffi::AnyBuffer weight,
-                          ffi::AnyBuffer factor, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
-                          ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
-                          ffi::Result<ffi::AnyBuffer> workspace, SelectAttributes attributes) {
+ffi::Error segment_select(typename Backend::Context context, Buffer row_key, Buffer col_key,
+                          Buffer value, Buffer weight, Buffer factor, Buffer rows, Buffer cols,
+                          Buffer order, ResultBuffer out, ResultBuffer workspace,
+                          SelectAttributes attributes) {
   const ffi::DataType dtype = row_key.element_type(), acc_dtype = accumulator_type(dtype);
   if (row_key.dimensions().size() != 2 || col_key.dimensions().size() != 2) {
     return invalid("the keys must have two dimensions");
@@ -224,7 +214,7 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
     return invalid("the keys, the values or the result have the wrong shape or dtype");
   }
   const bool weighted = attributes.weighted || attributes.factored;
-  const ffi::AnyBuffer& either = attributes.weighted ? weight : factor;
+  const Buffer& either = attributes.weighted ? weight : factor;
   if (weighted && either.dimensions().size() != 2) {
     return invalid("the weights must have two dimensions");
   }
@@ -236,13 +226,11 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
   }
   const CsrOperands operands = {
       rows, cols, order, attributes.gather, attributes.ordered, num_rows, num_cols, num_weights};
-  ffi::Error error = operands.check(weighted);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(operands.check(weighted));
   if (!is_schedule(attributes.kernel, attributes.lanes, attributes.threads)) {
     return invalid("the schedule is wrong");
   }
-  error = check_workspace(*workspace, width, acc_dtype);
-  if (error.failure()) return error;
+  JAX_GNN_RETURN_IF_ERROR(check_workspace(*workspace, width, acc_dtype));
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
@@ -259,8 +247,8 @@ ffi::Error segment_select(typename Backend::Context context, ffi::AnyBuffer row_
 
 // out[r, :] = reduce over the entries e with ids[e] == r of in[e, :], for ids in any order.
 template <typename Backend>
-ffi::Error segment_scatter(typename Backend::Context context, ffi::AnyBuffer in, ffi::AnyBuffer ids,
-                           ffi::Result<ffi::AnyBuffer> out, ScatterAttributes attributes) {
+ffi::Error segment_scatter(typename Backend::Context context, Buffer in, Buffer ids,
+                           ResultBuffer out, ScatterAttributes attributes) {
   const ffi::DataType dtype = in.element_type();
   if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
     return invalid("the input and the result must have rows");
@@ -288,8 +276,7 @@ ffi::Error segment_scatter(typename Backend::Context context, ffi::AnyBuffer in,
 
 // out[i, :] = in[ids[i], :], zeros where an id is out of range.
 template <typename Backend>
-ffi::Error gather_rows(typename Backend::Context context, ffi::AnyBuffer in, ffi::AnyBuffer ids,
-                       ffi::Result<ffi::AnyBuffer> out) {
+ffi::Error gather_rows(typename Backend::Context context, Buffer in, Buffer ids, ResultBuffer out) {
   if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
     return invalid("the input and the result must have rows");
   }
@@ -305,9 +292,8 @@ ffi::Error gather_rows(typename Backend::Context context, ffi::AnyBuffer in, ffi
 
 // order = the positions of `ids`, sorted by id, ids out of range last; the sort is stable.
 template <typename Backend>
-ffi::Error segment_order(typename Backend::Context context, ffi::AnyBuffer ids,
-                         ffi::Result<ffi::AnyBuffer> order, ffi::Result<ffi::AnyBuffer> scratch,
-                         OrderAttributes attributes) {
+ffi::Error segment_order(typename Backend::Context context, Buffer ids, ResultBuffer order,
+                         ResultBuffer scratch, OrderAttributes attributes) {
   const int64_t count = static_cast<int64_t>(ids.element_count());
   const ffi::DataType dtype = ids.element_type();
   if (!is_index(ids, count, dtype) || !is_index(*order, count, dtype) ||

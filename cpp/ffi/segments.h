@@ -12,40 +12,39 @@
 
 namespace jax_gnn {
 
-inline bool is_index(const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType dtype) {
+inline bool is_index(const Buffer& buffer, int64_t size, ffi::DataType dtype) {
   return buffer.element_type() == dtype && has_shape(buffer, {size});
 }
 
-inline bool is_matrix(const ffi::AnyBuffer& buffer, int64_t rows, int64_t width,
-                      ffi::DataType dtype) {
+inline bool is_matrix(const Buffer& buffer, int64_t rows, int64_t width, ffi::DataType dtype) {
   return buffer.element_type() == dtype && has_shape(buffer, {rows, width});
 }
 
 // The numbers of a row of (rows, *features).
-inline int64_t row_width(const ffi::AnyBuffer& buffer) {
+inline int64_t row_width(const Buffer& buffer) {
   int64_t width = 1;
   for (size_t i = 1; i < buffer.dimensions().size(); ++i) width *= buffer.dimensions()[i];
   return width;
 }
 
 template <typename T>
-const T* data_if(bool present, const ffi::AnyBuffer& buffer) {
+const T* data_if(bool present, const Buffer& buffer) {
   return present ? static_cast<const T*>(buffer.untyped_data()) : nullptr;
 }
 
 // A factor for each row, or one for all of them.
-inline bool is_row_scale(const ffi::AnyBuffer& scale, int64_t num_rows, ffi::DataType dtype) {
+inline bool is_row_scale(const Buffer& scale, int64_t num_rows, ffi::DataType dtype) {
   return is_index(scale, num_rows, dtype) || is_index(scale, 1, dtype);
 }
 
 template <typename T>
-RowScale<T> row_scale(bool present, const ffi::AnyBuffer& scale) {
+RowScale<T> row_scale(bool present, const Buffer& scale) {
   return {data_if<T>(present, scale), present && scale.element_count() > 1};
 }
 
 // The operands of an Epilogue, and their check. `self` has the rows and features of the result.
 struct EpilogueOperands {
-  ffi::AnyBuffer self, self_scale, out_scale, residual, bias, result_scale;
+  Buffer self, self_scale, out_scale, residual, bias, result_scale;
   bool has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale;
 
   bool any() const {
@@ -59,7 +58,7 @@ struct EpilogueOperands {
         (has_result_scale && !is_row_scale(result_scale, num_rows, acc_dtype))) {
       return invalid("the rows' scales have the wrong shape or dtype");
     }
-    const auto exists = [](const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType type) {
+    const auto exists = [](const Buffer& buffer, int64_t size, ffi::DataType type) {
       return buffer.element_type() == type && static_cast<int64_t>(buffer.element_count()) == size;
     };
     if ((has_residual && !exists(residual, num_rows * width, dtype)) ||
@@ -84,7 +83,7 @@ struct EpilogueOperands {
 // The index operands of a Csr, and their check. Without `cols` entry e reads row e, without `order`
 // it has weight e.
 struct CsrOperands {
-  ffi::AnyBuffer rows, cols, order;
+  Buffer rows, cols, order;
   bool gather, ordered;
   int64_t num_rows, num_cols, num_weights;
 
@@ -116,8 +115,7 @@ struct CsrOperands {
 inline bool divides(int64_t heads, int64_t width) { return heads >= 1 && width % heads == 0; }
 
 // Checks a workspace of bytes: (blocks, workspace_bytes(...)).
-inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
-                                  ffi::DataType acc_dtype) {
+inline ffi::Error check_workspace(const Buffer& buffer, int64_t width, ffi::DataType acc_dtype) {
   const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype));
   const auto dims = buffer.dimensions();
   if (buffer.element_type() == ffi::U8 && dims.size() == 2 && dims[0] >= 1 && dims[1] == bytes) {
@@ -126,7 +124,7 @@ inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
   return invalid("the workspace must be bytes of shape (blocks, " + std::to_string(bytes) + ")");
 }
 
-inline Workspace make_workspace(ffi::AnyBuffer& buffer) {
+inline Workspace make_workspace(Buffer& buffer) {
   return {buffer.untyped_data(), buffer.dimensions()[0]};
 }
 
