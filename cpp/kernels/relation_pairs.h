@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "instances.h"
+
 namespace jax_gnn {
 
 // Edges; of padding, which is last, the row is -1.

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "instances.h"
+
 namespace jax_gnn {
 
 // The random numbers of a draw: two words of a key, and a stream below 256.

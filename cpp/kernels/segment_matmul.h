@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "instances.h"
+
 namespace jax_gnn {
 
 enum class Activation : int64_t { kNone = 0, kRelu = 1, kSilu = 2, kGelu = 3, kTanh = 4 };

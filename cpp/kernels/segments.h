@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "instances.h"
+
 namespace jax_gnn {
 
 // Entries sorted by the row they are reduced into: the elements of segments, or the nonzeros of a

@@ -932,15 +932,10 @@ void keyed_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr,
                               to_key, nullptr, to_score, records);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                               \
-  template void attention(const ParallelFor&, const Csr<int32_t>&, const T*,                      \
-                          const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*);               \
-  template void attention_vjp(const ParallelFor&, const Csr<int32_t>&, const T*,                  \
-                              const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, Acc*, \
-                              Acc*, AttentionRecord<Acc>*);                                       \
-  template void keyed_attention_vjp(const ParallelFor&, const Csr<int32_t>&, const T*,            \
-                                    const Attained<T, Acc>&, const Keys<T, Acc>&, const Acc*,     \
-                                    Features, T*, T*, Acc*, AttentionRecord<Acc>*);
+#define JAX_GNN_INSTANTIATE(T, Acc)                 \
+  JAX_GNN_INSTANCE(attention<T, Acc, int32_t>);     \
+  JAX_GNN_INSTANCE(attention_vjp<T, Acc, int32_t>); \
+  JAX_GNN_INSTANCE(keyed_attention_vjp<T, Acc, int32_t>);
 JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -133,11 +133,9 @@ void hypergraph_aggregate(const ParallelFor& parallel_for,
                 all.width);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                     \
-  template void hypergraph_aggregate(const ParallelFor&,                                \
-                                     const Aggregation<RowPointers<int32_t>, T, Acc>&); \
-  template void hypergraph_aggregate(const ParallelFor&,                                \
-                                     const Aggregation<RowPointers<int64_t>, T, Acc>&);
+#define JAX_GNN_INSTANTIATE(T, Acc)                        \
+  JAX_GNN_INSTANCE(hypergraph_aggregate<int32_t, T, Acc>); \
+  JAX_GNN_INSTANCE(hypergraph_aggregate<int64_t, T, Acc>);
 JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -502,12 +502,10 @@ bool sample_block(const ParallelFor& parallel_for, bool tree, const Drawn<Index>
   return false;
 }
 
-#define JAX_GNN_INSTANTIATE(Index)                                                                \
-  template void sample_uniform(const ParallelFor&, const Random&, const Index*, int64_t, int64_t, \
-                               bool, Index*, Index*);                                             \
-  template void sample_weighted(const ParallelFor&, const Random&, const Weighted<Index>&,        \
-                                int64_t, bool, Index*, Index*);                                   \
-  template bool sample_block(const ParallelFor&, bool, const Drawn<Index>&, const Block<Index>&);
+#define JAX_GNN_INSTANTIATE(Index)          \
+  JAX_GNN_INSTANCE(sample_uniform<Index>);  \
+  JAX_GNN_INSTANCE(sample_weighted<Index>); \
+  JAX_GNN_INSTANCE(sample_block<Index>);
 
 JAX_GNN_INSTANTIATE(int32_t)
 JAX_GNN_INSTANTIATE(int64_t)

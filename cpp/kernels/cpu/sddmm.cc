@@ -171,11 +171,9 @@ void leaky_scores(const ParallelFor& parallel_for, const Csr<Index>& csr,
                  });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                         \
-  template void sddmm(const ParallelFor&, const Csr<int32_t>&, const T*, const T*,          \
-                      const Select<T, Acc>*, Features, Acc*);                               \
-  template void leaky_scores(const ParallelFor&, const Csr<int32_t>&, const Leaky<T, Acc>&, \
-                             const Acc*, Features, Acc*);
+#define JAX_GNN_INSTANTIATE(T, Acc)         \
+  JAX_GNN_INSTANCE(sddmm<T, Acc, int32_t>); \
+  JAX_GNN_INSTANCE(leaky_scores<T, Acc, int32_t>);
 JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -541,12 +541,9 @@ void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_
   });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Out)                                                     \
-  template void segment_matmul(const ParallelFor&, const Groups&, int64_t, int64_t, bool,    \
-                               Activation, const T*, const T*, const T*, const Out*,         \
-                               const RowLists<Acc>&, Out*);                                  \
-  template void segment_outer(const ParallelFor&, const Groups&, int64_t, int64_t, const T*, \
-                              const T*, const FactorLists<Acc>&, Out*);
+#define JAX_GNN_INSTANTIATE(T, Acc, Out)         \
+  JAX_GNN_INSTANCE(segment_matmul<T, Acc, Out>); \
+  JAX_GNN_INSTANCE(segment_outer<T, Acc, Out>);
 
 JAX_GNN_INSTANTIATE(float, float, float)
 JAX_GNN_INSTANTIATE(double, double, double)

@@ -4,9 +4,7 @@
 
 namespace jax_gnn::cpu {
 
-template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const double*,
-                             const double*, Features, const Epilogue<double, double>&, double*);
-template void segment_scatter(const ParallelFor&, int64_t, const int32_t*, int64_t, int64_t, Reduce,
-                              const double*, int64_t, double*);
+JAX_GNN_INSTANCE(segment_reduce<double, double, int32_t>);
+JAX_GNN_INSTANCE(segment_scatter<double, int32_t>);
 
 }  // namespace jax_gnn::cpu

@@ -4,9 +4,7 @@
 
 namespace jax_gnn::cpu {
 
-template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const float*,
-                             const float*, Features, const Epilogue<float, float>&, float*);
-template void segment_scatter(const ParallelFor&, int64_t, const int32_t*, int64_t, int64_t, Reduce,
-                              const float*, int64_t, float*);
+JAX_GNN_INSTANCE(segment_reduce<float, float, int32_t>);
+JAX_GNN_INSTANCE(segment_scatter<float, int32_t>);
 
 }  // namespace jax_gnn::cpu

@@ -3,9 +3,7 @@
 
 namespace jax_gnn::cpu {
 
-template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const Half*,
-                             const float*, Features, const Epilogue<Half, float>&, Half*);
-template void segment_reduce(const ParallelFor&, const Csr<int32_t>&, Reduce, const BFloat16*,
-                             const float*, Features, const Epilogue<BFloat16, float>&, BFloat16*);
+JAX_GNN_INSTANCE(segment_reduce<Half, float, int32_t>);
+JAX_GNN_INSTANCE(segment_reduce<BFloat16, float, int32_t>);
 
 }  // namespace jax_gnn::cpu

@@ -143,11 +143,9 @@ void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Lea
   reduce_segments(parallel_for, selection, csr, 2);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                            \
-  template void segment_select(const ParallelFor&, const Csr<int32_t>&, const Select<T, Acc>&, \
-                               Features, T*);                                                  \
-  template void leaky_sum(const ParallelFor&, const Csr<int32_t>&, const Leaky<T, Acc>&,       \
-                          const Acc*, const Acc*, Features, T*);
+#define JAX_GNN_INSTANTIATE(T, Acc)                  \
+  JAX_GNN_INSTANCE(segment_select<T, Acc, int32_t>); \
+  JAX_GNN_INSTANCE(leaky_sum<T, Acc, int32_t>);
 JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

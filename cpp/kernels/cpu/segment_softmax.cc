@@ -532,11 +532,9 @@ void segment_softmax_tangent(const ParallelFor& parallel_for, const Csr<Index>& 
   normalize(parallel_for, Tangent<T, Index>{csr.rows, y, t, out, width}, csr, 2, out);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
-  template void segment_softmax<T, Acc>(const ParallelFor&, const Csr<int32_t>&, const T*,         \
-                                        int64_t, T*);                                              \
-  template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Csr<int32_t>&, const T*, \
-                                                const T*, int64_t, T*);
+#define JAX_GNN_INSTANTIATE(T, Acc)                   \
+  JAX_GNN_INSTANCE(segment_softmax<T, Acc, int32_t>); \
+  JAX_GNN_INSTANCE(segment_softmax_tangent<T, Acc, int32_t>);
 JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -377,15 +377,12 @@ int64_t destination_pairs(const ParallelFor& parallel_for, const SortedEdges<Ind
   return num_pairs;
 }
 
-#define JAX_GNN_INSTANTIATE(Index)                                                                \
-  template void sort_triples(const ParallelFor&, const Triples&, const SortedTriples<Index>&);    \
-  template void sort_by_source(const ParallelFor&, int64_t, int64_t, int64_t,                     \
-                               const SortedTriples<Index>&);                                      \
-  template struct SortedEdges<Index>;                                                             \
-  template int64_t source_pairs(const ParallelFor&, const SortedEdges<Index>&,                    \
-                                const NodePairs<Index>&, Index*, Index*, Index*, Index*, Index*); \
-  template int64_t destination_pairs(const ParallelFor&, const SortedEdges<Index>&,               \
-                                     const NodePairs<Index>&, Index*, Index*, Index*);
+#define JAX_GNN_INSTANTIATE(Index)         \
+  JAX_GNN_INSTANCE(sort_triples<Index>);   \
+  JAX_GNN_INSTANCE(sort_by_source<Index>); \
+  template struct SortedEdges<Index>;      \
+  JAX_GNN_INSTANCE(source_pairs<Index>);   \
+  JAX_GNN_INSTANCE(destination_pairs<Index>);
 
 JAX_GNN_INSTANTIATE(int32_t)
 JAX_GNN_INSTANTIATE(int64_t)

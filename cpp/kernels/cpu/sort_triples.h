@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "../instances.h"
 #include "parallel.h"
 
 namespace jax_gnn::cpu {

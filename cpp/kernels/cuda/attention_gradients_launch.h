@@ -111,12 +111,8 @@ cudaError_t attention_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
                                                            features, workspace);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                              \
-  template cudaError_t keyed_attention_gradients(                                                \
-      cudaStream_t, const Csr<int32_t>&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
-      const Keys<T, Acc>&, const Acc*, Features, T*, T*, T*, Acc*, const Workspace&);            \
-  template cudaError_t attention_gradients(                                                      \
-      cudaStream_t, const Csr<int32_t>&, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
-      const Attention<Acc>&, Features, T*, Acc*, Acc*, const Workspace&);
+#define JAX_GNN_INSTANTIATE(T, Acc)                    \
+  JAX_GNN_INSTANCE(keyed_attention_gradients<T, Acc>); \
+  JAX_GNN_INSTANCE(attention_gradients<T, Acc>);
 
 }  // namespace jax_gnn::cuda

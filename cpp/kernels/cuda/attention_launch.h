@@ -524,28 +524,17 @@ cudaError_t leaky_sum(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
-  template cudaError_t attention(cudaStream_t, Kernel, const Csr<int32_t>&, const T*,              \
-                                 const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*,          \
-                                 const Workspace&);                                                \
-  template cudaError_t keyed_attention(cudaStream_t, Kernel, const Csr<int32_t>&, const T*,        \
-                                       const Keys<T, Acc>&, const Acc*, Features, T*,              \
-                                       SoftmaxStats<Acc>*, const Workspace&);                      \
-  template cudaError_t typed_attention(cudaStream_t, Kernel, const Csr<int32_t>&, const T*,        \
-                                       const TypedKeys<T, Acc>&, const Acc*, Features, T*,         \
-                                       SoftmaxStats<Acc>*, const Workspace&);                      \
-  template cudaError_t typed_attention_vjp(                                                        \
-      cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Attention<Acc>&, \
-      const TypedVectors<T>&, Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);  \
-  template cudaError_t keyed_attention_vjp(                                                        \
-      cudaStream_t, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, const Keys<T, Acc>&,   \
-      const Acc*, Features, T*, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, const Workspace&);    \
+  JAX_GNN_INSTANCE(attention<T, Acc>);                                                             \
+  JAX_GNN_INSTANCE(keyed_attention<T, Acc>);                                                       \
+  JAX_GNN_INSTANCE(typed_attention<T, Acc>);                                                       \
+  JAX_GNN_INSTANCE(typed_attention_vjp<T, Acc>);                                                   \
+  JAX_GNN_INSTANCE(keyed_attention_vjp<T, Acc>);                                                   \
+  JAX_GNN_INSTANCE(leaky_sum<T, Acc>);                                                             \
   template cudaError_t attention_vjp(cudaStream_t, const Csr<int32_t>&, const T*,                  \
                                      const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, \
                                      Acc*, Acc*, AttentionRecord<Acc>*, const Workspace&);         \
   template cudaError_t attention_vjp(                                                              \
       cudaStream_t, const Schedule&, bool, const Csr<int32_t>&, const T*, const Attained<T, Acc>&, \
-      const Attention<Acc>&, Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, void*);        \
-  template cudaError_t leaky_sum(cudaStream_t, Kernel, const Csr<int32_t>&, const Leaky<T, Acc>&,  \
-                                 const Acc*, const Acc*, Features, T*, const Workspace&);
+      const Attention<Acc>&, Features, T*, Acc*, Acc*, AttentionRecord<Acc>*, Acc*, void*);
 
 }  // namespace jax_gnn::cuda

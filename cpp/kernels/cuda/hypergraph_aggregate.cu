@@ -30,9 +30,7 @@ cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspa
   return epilogue.any() ? to_result(epilogue) : to_result(NoEpilogue{});
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
-  template cudaError_t hypergraph_aggregate(cudaStream_t, int, const Workspace&, const Workspace&, \
-                                            const Aggregation<EdgeSplit, T, Acc>&);
+#define JAX_GNN_INSTANTIATE(T, Acc) JAX_GNN_INSTANCE(hypergraph_aggregate<T, Acc>);
 
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)

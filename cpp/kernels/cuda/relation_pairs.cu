@@ -43,9 +43,7 @@ cudaError_t relation_pairs(cudaStream_t stream, const TypedRows<Index>& edges,
   return launch(stream, plan, pairs_kernel<Index>, edges, parts, pairs);
 }
 
-#define JAX_GNN_INSTANTIATE(Index)                                           \
-  template cudaError_t relation_pairs(cudaStream_t, const TypedRows<Index>&, \
-                                      const RelationPairs<Index>&, Index*);
+#define JAX_GNN_INSTANTIATE(Index) JAX_GNN_INSTANCE(relation_pairs<Index>);
 JAX_GNN_INSTANTIATE(int32_t)
 JAX_GNN_INSTANTIATE(int64_t)
 

@@ -83,12 +83,10 @@ cudaError_t sample_distinct(cudaStream_t stream, const Sorted<Index>& sorted,
                 distinct_edges_kernel<Index>, runs, parts, block, block.num_src < max_sources);
 }
 
-#define JAX_GNN_INSTANTIATE(Index)                                                                 \
-  template cudaError_t sample_uniform(cudaStream_t, const Random&, const Index*, int64_t, int64_t, \
-                                      bool, Index*, Index*);                                       \
-  template cudaError_t sample_tree(cudaStream_t, const Drawn<Index>&, const Block<Index>&, bool*); \
-  template cudaError_t sample_distinct(cudaStream_t, const Sorted<Index>&, const Block<Index>&,    \
-                                       Index*, bool*);
+#define JAX_GNN_INSTANTIATE(Index)         \
+  JAX_GNN_INSTANCE(sample_uniform<Index>); \
+  JAX_GNN_INSTANCE(sample_tree<Index>);    \
+  JAX_GNN_INSTANCE(sample_distinct<Index>);
 JAX_GNN_INSTANTIATE(int32_t)
 JAX_GNN_INSTANTIATE(int64_t)
 

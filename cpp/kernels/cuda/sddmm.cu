@@ -81,11 +81,9 @@ cudaError_t leaky_scores(cudaStream_t stream, const Csr<Index>& csr, const Leaky
   return go(std::integral_constant<int, 1>());
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                        \
-  template cudaError_t sddmm(cudaStream_t, const Csr<Index>&, const T*, const T*,          \
-                             const Select<T, Acc>*, Features, Acc*);                       \
-  template cudaError_t leaky_scores(cudaStream_t, const Csr<Index>&, const Leaky<T, Acc>&, \
-                                    const Acc*, Features, Acc*);
+#define JAX_GNN_INSTANTIATE(T, Acc) \
+  JAX_GNN_INSTANCE(sddmm<T, Acc>);  \
+  JAX_GNN_INSTANCE(leaky_scores<T, Acc>);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)
 JAX_GNN_INSTANTIATE(__half, float)

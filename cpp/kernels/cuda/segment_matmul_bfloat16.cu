@@ -3,20 +3,9 @@
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                    int64_t, bool, bool, Activation, const __nv_bfloat16*,
-                                    const __nv_bfloat16*, const __nv_bfloat16*,
-                                    const __nv_bfloat16*, const RowLists<float>&, __nv_bfloat16*);
-template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const __nv_bfloat16*, const __nv_bfloat16*,
-                                   const FactorLists<float>&, __nv_bfloat16*, void*);
-
-template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                    int64_t, bool, bool, Activation, const __nv_bfloat16*,
-                                    const __nv_bfloat16*, const __nv_bfloat16*, const float*,
-                                    const RowLists<float>&, float*);
-template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const __nv_bfloat16*, const __nv_bfloat16*,
-                                   const FactorLists<float>&, float*, void*);
+JAX_GNN_INSTANCE(segment_matmul<__nv_bfloat16, float, __nv_bfloat16>);
+JAX_GNN_INSTANCE(segment_outer<__nv_bfloat16, float, __nv_bfloat16>);
+JAX_GNN_INSTANCE(segment_matmul<__nv_bfloat16, float, float>);
+JAX_GNN_INSTANCE(segment_outer<__nv_bfloat16, float, float>);
 
 }  // namespace jax_gnn::cuda

@@ -3,11 +3,7 @@
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                    int64_t, bool, bool, Activation, const double*, const double*,
-                                    const double*, const double*, const RowLists<double>&, double*);
-template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const double*, const double*,
-                                   const FactorLists<double>&, double*, void*);
+JAX_GNN_INSTANCE(segment_matmul<double, double, double>);
+JAX_GNN_INSTANCE(segment_outer<double, double, double>);
 
 }  // namespace jax_gnn::cuda

@@ -3,11 +3,7 @@
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                    int64_t, bool, bool, Activation, const float*, const float*,
-                                    const float*, const float*, const RowLists<float>&, float*);
-template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const float*, const float*,
-                                   const FactorLists<float>&, float*, void*);
+JAX_GNN_INSTANCE(segment_matmul<float, float, float>);
+JAX_GNN_INSTANCE(segment_outer<float, float, float>);
 
 }  // namespace jax_gnn::cuda

@@ -3,18 +3,9 @@
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                    int64_t, bool, bool, Activation, const __half*, const __half*,
-                                    const __half*, const __half*, const RowLists<float>&, __half*);
-template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const __half*, const __half*,
-                                   const FactorLists<float>&, __half*, void*);
-
-template cudaError_t segment_matmul(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                    int64_t, bool, bool, Activation, const __half*, const __half*,
-                                    const __half*, const float*, const RowLists<float>&, float*);
-template cudaError_t segment_outer(cudaStream_t, const MatmulSchedule&, const Groups&, int64_t,
-                                   int64_t, bool, bool, const __half*, const __half*,
-                                   const FactorLists<float>&, float*, void*);
+JAX_GNN_INSTANCE(segment_matmul<__half, float, __half>);
+JAX_GNN_INSTANCE(segment_outer<__half, float, __half>);
+JAX_GNN_INSTANCE(segment_matmul<__half, float, float>);
+JAX_GNN_INSTANCE(segment_outer<__half, float, float>);
 
 }  // namespace jax_gnn::cuda

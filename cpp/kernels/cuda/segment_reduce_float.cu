@@ -3,8 +3,6 @@
 
 namespace jax_gnn::cuda {
 
-template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
-                                    const Input<float>&, const float*, Features,
-                                    const Epilogue<float, float>&, float*, void*);
+JAX_GNN_INSTANCE(segment_reduce<float, float>);
 
 }  // namespace jax_gnn::cuda

@@ -120,11 +120,9 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bo
   return error != cudaSuccess ? error : all_dots();
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                            \
-  template bool serves_with_dots<T>(const Schedule&, const Csr<int32_t>&, Features);           \
-  template cudaError_t segment_reduce_vjp(cudaStream_t, const Schedule&, bool,                 \
-                                          const Csr<int32_t>&, const T*, const Acc*, const T*, \
-                                          Features, T*, Acc*, void*);
+#define JAX_GNN_INSTANTIATE(T, Acc)      \
+  JAX_GNN_INSTANCE(serves_with_dots<T>); \
+  JAX_GNN_INSTANCE(segment_reduce_vjp<T, Acc>);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)
 JAX_GNN_INSTANTIATE(__half, float)

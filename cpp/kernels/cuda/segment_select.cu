@@ -28,14 +28,9 @@ cudaError_t segment_select(cudaStream_t stream, const Schedule& schedule, const 
   return with_vec(std::integral_constant<int, 1>{});
 }
 
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
-                                    const Select<float, float>&, Features, float*, void*);
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
-                                    const Select<double, double>&, Features, double*, void*);
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
-                                    const Select<__half, float>&, Features, __half*, void*);
-template cudaError_t segment_select(cudaStream_t, const Schedule&, const Csr<int32_t>&,
-                                    const Select<__nv_bfloat16, float>&, Features, __nv_bfloat16*,
-                                    void*);
+JAX_GNN_INSTANCE(segment_select<float, float>);
+JAX_GNN_INSTANCE(segment_select<double, double>);
+JAX_GNN_INSTANCE(segment_select<__half, float>);
+JAX_GNN_INSTANCE(segment_select<__nv_bfloat16, float>);
 
 }  // namespace jax_gnn::cuda

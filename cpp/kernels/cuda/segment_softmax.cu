@@ -62,11 +62,9 @@ cudaError_t segment_softmax_tangent(cudaStream_t stream, const Csr<int32_t>& csr
   return launch_both<true, Acc>(stream, problem, workspace_blocks);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc)                                                         \
-  template cudaError_t segment_softmax<T, Acc>(cudaStream_t, const Csr<int32_t>&, const T*, \
-                                               int64_t, T*, void*, int64_t);                \
-  template cudaError_t segment_softmax_tangent<T, Acc>(                                     \
-      cudaStream_t, const Csr<int32_t>&, const T*, const T*, int64_t, T*, void*, int64_t);
+#define JAX_GNN_INSTANTIATE(T, Acc)          \
+  JAX_GNN_INSTANCE(segment_softmax<T, Acc>); \
+  JAX_GNN_INSTANCE(segment_softmax_tangent<T, Acc>);
 JAX_GNN_INSTANTIATE(float, float)
 JAX_GNN_INSTANTIATE(double, double)
 JAX_GNN_INSTANTIATE(__half, float)
