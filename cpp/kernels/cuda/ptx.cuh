@@ -30,55 +30,37 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
 // what is read may be written while the kernel already runs (see Start). Written in PTX so that
 // the address is computed outside the condition: the compiler otherwise turns each load into a
 // branch of its own and waits for one before it issues the next.
-__device__ __forceinline__ void load_if(bool valid, const unsigned short* from,
-                                        unsigned short& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u16 %0, [%1];\n}"
-               : "+h"(value)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_if(bool valid, const unsigned* from, unsigned& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.u32 %0, [%1];\n}"
-               : "+r"(value)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_if(bool valid, const uint2* from, uint2& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.v2.u32 {%0, %1}, [%2];\n}"
-               : "+r"(value.x), "+r"(value.y)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_if(bool valid, const uint4* from, uint4& value) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
-      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
-      : "l"(from), "r"(static_cast<int>(valid)));
-}
-
+#define JAX_GNN_LOADS_IF(name, cache)                                                       \
+  __device__ __forceinline__ void name(bool valid, const unsigned short* from,              \
+                                       unsigned short& value) {                             \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global" cache           \
+                 ".u16 %0, [%1];\n}"                                                        \
+                 : "+h"(value)                                                              \
+                 : "l"(from), "r"(static_cast<int>(valid)));                                \
+  }                                                                                         \
+  __device__ __forceinline__ void name(bool valid, const unsigned* from, unsigned& value) { \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global" cache           \
+                 ".u32 %0, [%1];\n}"                                                        \
+                 : "+r"(value)                                                              \
+                 : "l"(from), "r"(static_cast<int>(valid)));                                \
+  }                                                                                         \
+  __device__ __forceinline__ void name(bool valid, const uint2* from, uint2& value) {       \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global" cache           \
+                 ".v2.u32 {%0, %1}, [%2];\n}"                                               \
+                 : "+r"(value.x), "+r"(value.y)                                             \
+                 : "l"(from), "r"(static_cast<int>(valid)));                                \
+  }                                                                                         \
+  __device__ __forceinline__ void name(bool valid, const uint4* from, uint4& value) {       \
+    asm volatile(                                                                           \
+        "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"                                       \
+        " @p ld.global" cache ".v4.u32 {%0, %1, %2, %3}, [%4];\n}"                          \
+        : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)                        \
+        : "l"(from), "r"(static_cast<int>(valid)));                                         \
+  }
+JAX_GNN_LOADS_IF(load_if, "")
 // As load_if, of what is read once: it gives way in the caches to what is read again.
-__device__ __forceinline__ void load_once_if(bool valid, const unsigned short* from,
-                                             unsigned short& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.cs.u16 %0, [%1];\n}"
-               : "+h"(value)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_once_if(bool valid, const unsigned* from, unsigned& value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.cs.u32 %0, [%1];\n}"
-               : "+r"(value)
-               : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_once_if(bool valid, const uint2* from, uint2& value) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p ld.global.cs.v2.u32 {%0, %1}, [%2];\n}"
-      : "+r"(value.x), "+r"(value.y)
-      : "l"(from), "r"(static_cast<int>(valid)));
-}
-__device__ __forceinline__ void load_once_if(bool valid, const uint4* from, uint4& value) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
-      " @p ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
-      : "l"(from), "r"(static_cast<int>(valid)));
-}
+JAX_GNN_LOADS_IF(load_once_if, ".cs")
+#undef JAX_GNN_LOADS_IF
 
 // 1 / x of a normal x, within two units in the last place.
 __device__ __forceinline__ float reciprocal(float x) {
