@@ -371,11 +371,7 @@ class Graph:
     ) -> Array:
         """Implement `to_input_order`; of edges with one id, the one of the lowest type is taken.
 
-        Args:
-            values: ``(num_edges, *features)``.
-            fill_value: value of edges of the input that the graph lacks.
-            rows: name of the number of edges in errors.
-            edge_types: ``(num_edges,)``, type of each edge; inverse types come after all others.
+        Errors call the number of edges ``rows``. Inverse types come after all others.
         """
         if is_traced(self.edge_ids):
             raise TypeError(

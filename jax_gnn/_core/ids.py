@@ -222,12 +222,9 @@ def row_ids(indptr: Array, num_entries: int) -> Array:
 
 
 def search_rows(starts: Array, stops: Array, predicate: Callable[[Array], Array]) -> Array:
-    """Return the first place in each row at which a monotonic predicate is true, or its stop.
+    """Return the first place in each row at which a predicate is true, or the row's stop.
 
-    Args:
-        starts: ``(rows,)``, first place of each row.
-        stops: ``(rows,)``, end of each row, exclusive.
-        predicate: maps places, ``(rows,)``, to bool; once true in a row, it stays true.
+    ``predicate`` maps places, ``(rows,)``, to bool; once true in a row, it stays true.
     """
     xp = namespace(starts, stops)
 

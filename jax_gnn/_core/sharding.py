@@ -292,10 +292,7 @@ def batch_over_auto_axes(
 ) -> Any:
     """Call a batching rule; explicit mesh axes are made automatic if one of them splits the batch.
 
-    Args:
-        rule: maps the operands to results that have the batch as their first axis.
-        operands: arrays, of which those that are ``batched`` have the batch as their first axis.
-        batched: whether each operand is batched.
+    The batch is the first axis of the operands that are ``batched``, and of all results.
     """
     entries = [
         full_spec(jax.typeof(x))[0]

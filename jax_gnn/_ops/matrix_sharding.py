@@ -145,13 +145,7 @@ def _texts(matrix: SparseMatrix, entries: str, transposed: bool) -> SparseMatrix
 
 
 def half_factors(csr: Csr, entries: str, slots: str = "s") -> Csr:
-    """Return the factors of the arrays of a half that is read.
-
-    Args:
-        csr: the half.
-        entries: the factors of its entries.
-        slots: the factor of slots, where there are blocks.
-    """
+    """Return the factors of the arrays of a half that is read, from those of entries and slots."""
     ids: dict[str, Any] = {name: None if getattr(csr, name) is None else entries for name in _IDS}
     slot_factors = f"(b {slots}) {UNSPLIT}" if csr.blocks > 1 else f"{UNSPLIT} {UNSPLIT}"
     return replace(

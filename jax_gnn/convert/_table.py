@@ -270,10 +270,7 @@ def _assign_ids(
 def _node_order(title: str, names: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the names in the order of a table of nodes, and for each name its row, or -1.
 
-    Args:
-        title: name of the table in errors.
-        names: all names.
-        rows: the number among these of the name in each row; -1 is missing.
+    ``rows`` has for each row the number of its name among all ``names``, -1 if it is missing.
     """
     if (rows < 0).any():
         row = int(np.flatnonzero(rows < 0)[0])

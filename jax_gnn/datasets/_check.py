@@ -17,12 +17,7 @@ _FEATURE_BYTES = 8
 
 
 def locate(path: Path, *patterns: tuple[str, str]) -> list[Path]:
-    """Return the files ``PREFIX + NAME + SUFFIX`` of one dataset.
-
-    Args:
-        path: folder of the dataset, or one of the files.
-        *patterns: prefix and suffix of each file.
-    """
+    """Return the files ``PREFIX + NAME + SUFFIX`` of a dataset, from its folder or one of them."""
     what = " and ".join(f"{prefix}NAME{suffix}" for prefix, suffix in patterns)
     folder = path if path.is_dir() else path.parent
     files = list(path.iterdir()) if path.is_dir() else [require_file(path, what)]
@@ -65,15 +60,7 @@ def random_generator(seed: int) -> np.random.Generator:
 
 
 def check_array(field: str, value: object, kinds: str, what: str, ndim: int) -> np.ndarray:
-    """Return an array in numpy.
-
-    Args:
-        field: name in errors.
-        value: the array, or a list.
-        kinds: letters of numpy for the kinds of dtypes that are allowed.
-        what: description of these for errors.
-        ndim: number of axes.
-    """
+    """Return an array in numpy, of one of the ``kinds`` of dtypes, which ``what`` describes."""
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of uneven lengths

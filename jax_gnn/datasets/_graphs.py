@@ -319,10 +319,7 @@ def _split(folder: Path) -> dict[str, Any]:
 def _numbers(path: Path, kinds: str, width: int | None = None) -> np.ndarray:
     """Read a table of numbers separated by commas, as integers if all are.
 
-    Args:
-        path: the file.
-        kinds: "iuf" if numbers may be floats, where an empty line is NaN; else "iu".
-        width: number of columns, or None for any.
+    ``kinds`` is "iuf" if numbers may be floats, where an empty line is NaN; else "iu".
     """
     require_file(path, "numbers")
     with errors_in(path):

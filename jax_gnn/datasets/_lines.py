@@ -50,17 +50,9 @@ def is_blank(line: str) -> bool:
 
 
 def integers(number: int, what: str, fields: Sequence[str], start: int, stop: int) -> list[int]:
-    """Parse fields of a line as decimal integers in [start, stop).
+    """Parse the fields of a line, at least one, as decimal integers in [start, stop).
 
-    Args:
-        number: number of the line, for errors.
-        what: description of the fields with an article, for errors.
-        fields: the fields, at least one.
-        start: smallest integer.
-        stop: smallest integer above.
-
-    Raises:
-        ValueError: a field is not such an integer.
+    Errors name the number of the line, and describe the fields as ``what``, with an article.
     """
     if all(map(_DIGITS.fullmatch, fields)):
         values = list(map(int, fields))

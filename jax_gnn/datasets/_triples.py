@@ -73,10 +73,7 @@ def load_triples(path: str | os.PathLike[str]) -> RelationalDataset:
 def _facts(path: Path, numbers: dict[str, dict[str, int]], fixed: set[str]) -> np.ndarray:
     """Read the ids of source, relation and destination of each line.
 
-    Args:
-        path: the file.
-        numbers: ids of the nodes and the relations by name, to which new names are added.
-        fixed: the kinds, of "nodes" and "relations", whose names a dictionary lists.
+    New names get the next of the ``numbers``, but of kinds that are ``fixed`` by a dictionary.
     """
     rows = []
     for number, line in read_lines(path):

@@ -75,13 +75,7 @@ class Call(NamedTuple):
     def output(
         self, x: Array | None = None, *, gate: Array | None = None, keep: Array | None = None
     ) -> Array:
-        """Call the model, optionally on other features, with gated messages, or on some edges.
-
-        Args:
-            x: the features; None for those of the call.
-            gate: ``(num_edges,)`` factors of messages.
-            keep: ``(num_edges,)`` booleans, False for edges to remove.
-        """
+        """Call the model, on other features, with gates of messages, or on the edges to keep."""
         graph, named = self.graph, self.named
         if gate is not None:
             graph = gated(graph, gate)

@@ -144,12 +144,7 @@ def compaction(keep: Array) -> tuple[Array, Array]:
 def without_edges(graph: Edged, keep: Array) -> tuple[Edged, Array]:
     """Remove edges from a container, so that they become padding; works inside ``jax.jit``.
 
-    Args:
-        graph: the container.
-        keep: ``(num_edges,)`` booleans, in the graph's order.
-
-    Returns:
-        The container, and the old position of each of its edges, -1 at the end.
+    Return the container, and the old position of each of its edges, -1 at the end.
     """
     if isinstance(graph, RelationalGraph):
         return _without_relational_edges(graph, keep)

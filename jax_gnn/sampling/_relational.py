@@ -55,12 +55,7 @@ class Relations(NamedTuple):
         return self.num_relations - 1 if self.self_relation else None
 
     def block(self, graph: Graph, types: Array) -> RelationalGraph:
-        """Return a block as a relational graph.
-
-        Args:
-            graph: the block; edges into a node ascend by relation.
-            types: ``(num_edges,)``, relations of the edges.
-        """
+        """Return a block, whose edges into a node ascend by relation, as a relational graph."""
         xp = namespace(types, graph.rows)
         result = RelationalGraph(
             graph,

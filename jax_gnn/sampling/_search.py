@@ -18,12 +18,7 @@ from jax_gnn.sampling._rows import row_bounds
 
 
 def distinct(ids: Array, size: int) -> tuple[Array, Array]:
-    """Return the distinct ids, ascending, padded to `size`; and each id's place among them.
-
-    Args:
-        ids: ``(count,)``; negative ids are padding.
-        size: room for distinct ids, at least as many as there are.
-    """
+    """Return the distinct ids from 0, ascending, padded to `size`; and the place of each id."""
     count = ids.shape[0]
     steps = jnp.arange(count, dtype=ids.dtype)
     # As unsigned keys, padding comes last. On GPUs XLA has a radix sort of these with one value.
@@ -38,12 +33,7 @@ def distinct(ids: Array, size: int) -> tuple[Array, Array]:
 
 
 def without_repeats(nodes: Array, num_nodes: int) -> tuple[Array, Array]:
-    """Return nodes with padding for repeated ones, and each node's place among them, or padding.
-
-    Args:
-        nodes: ``(count,)`` ids below ``num_nodes``; -1 is padding.
-        num_nodes: number of nodes of the graph.
-    """
+    """Return nodes with padding for repeated ones, and each node's place among them."""
     count, dtype = nodes.shape[0], nodes.dtype
     steps = jnp.arange(count, dtype=dtype)
     place = jnp.where(nodes < 0, num_nodes, nodes)

@@ -120,12 +120,7 @@ class Exchange:
         return take(x, self.send)
 
     def transfer(self, rows: Array, reverse: bool = False) -> Array:
-        """Run the collectives: return the row that arrives in each slot.
-
-        Args:
-            rows: ``(slots, *features)``, the row sent in each slot.
-            reverse: whether receivers send to senders, as for gradients.
-        """
+        """Run the collectives: return the row that arrives in each slot, or reversed."""
         size, start, arrived = jax.lax.axis_size(self.axis), 0, []
         for step in self.rounds:
             stop = start + step.slots(size)

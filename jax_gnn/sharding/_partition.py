@@ -200,13 +200,7 @@ class SplitArgs(NamedTuple):
 
     @classmethod
     def parse(cls, graph: Splittable, num_parts: int, method: Method | ArrayLike) -> SplitArgs:
-        """Assign nodes, and hyperedges if there are any, to parts.
-
-        Args:
-            graph: the result of `parse_graph`.
-            num_parts: number of parts, at most one per node.
-            method: name of a method of `partition`, or the part of each node.
-        """
+        """Assign nodes, and hyperedges if there are any, to parts, by a method or as given."""
         incidences = graph.graph if isinstance(graph, Hypergraph) else None
         if isinstance(method, str):
             arguments.check_choice("method", method, get_args(Method))
@@ -257,13 +251,7 @@ def parse_graph(graph: Graph | RelationalGraph | HeteroGraph | Hypergraph) -> Sp
 
 
 def majority_parts(incidences: Graph, node_parts: np.ndarray, num_parts: int) -> np.ndarray:
-    """Return the part of most nodes of each hyperedge.
-
-    Args:
-        incidences: edges from nodes to hyperedges, in numpy.
-        node_parts: ``(num_nodes,)``, the part of each node.
-        num_parts: number of parts.
-    """
+    """Return the part of most nodes of each hyperedge, from the part of each node."""
     nodes, hyperedges, size = incidences.cols, incidences.rows, incidences.num_dst
     valid = in_range(nodes, incidences.num_src) & in_range(hyperedges, size)
     nodes, hyperedges = nodes[valid], hyperedges[valid].astype(np.int64)

@@ -441,17 +441,9 @@ def shard_graph(
 def assemble(
     pieces: Mapping[int, Piece], places: np.ndarray, mesh: Mesh, axis: str, copy_engines: bool
 ) -> tuple[ShardedGraph, Any]:
-    """Put pieces on the devices of a mesh.
+    """Put pieces, by their index in the mesh axis, on the devices of a mesh.
 
-    Args:
-        pieces: the pieces by index in the mesh axis, those of this process's devices at least.
-        places: `ShardedGraph.places`.
-        mesh: the devices.
-        axis: name of the mesh axis.
-        copy_engines: whether copy engines of GPUs send rows.
-
-    Returns:
-        The graph, and the values of the pieces by name.
+    Other processes' pieces may be missing. Return the graph, and the pieces' values by name.
     """
     # Axes become automatic, whatever their type in the user's mesh.
     mesh = Mesh(mesh.devices, mesh.axis_names)

@@ -73,15 +73,7 @@ class LocalRows(NamedTuple):
 
 
 def split_graph(args: SplitArgs, axis: str) -> tuple[list[Piece], np.ndarray]:
-    """Split a graph into the pieces of its parts.
-
-    Args:
-        args: the graph and its parts.
-        axis: name of the mesh axis.
-
-    Returns:
-        The pieces, and `ShardedGraph.places`.
-    """
+    """Split a graph into the pieces of its parts; return these, and `ShardedGraph.places`."""
     graph, num_parts = args.graph, args.num_parts
     dtype = (graph.graph if isinstance(graph, Hypergraph) else edges_of(graph)).indptr.dtype
     rows = LocalRows.of(args.node_parts, num_parts, dtype)
@@ -106,14 +98,7 @@ def split_graph(args: SplitArgs, axis: str) -> tuple[list[Piece], np.ndarray]:
 def _split_edges(
     graph: Graph | RelationalGraph, dst: LocalRows, src: LocalRows, axis: str
 ) -> list[tuple[Any, np.ndarray]]:
-    """Return each part and the ids of its sources; threads make parts at the same time.
-
-    Args:
-        graph: the graph, in numpy.
-        dst: rows of the destinations.
-        src: rows of the sources, the same unless the graph is bipartite.
-        axis: name of the mesh axis.
-    """
+    """Return each part and the ids of its sources; threads make parts at the same time."""
     edges, num_parts = edges_of(graph), len(dst.nodes)
     dtype = edges.indptr.dtype
 
@@ -204,12 +189,7 @@ def _local_graph(
 ) -> Graph | RelationalGraph:
     """Return edges of a graph as a bipartite graph of the same class, between local rows.
 
-    Args:
-        graph: the graph, in numpy.
-        local: the edges.
-        row_of: ``(num_src,)``, the local row of each source of the graph.
-        num_src: number of local sources.
-        num_dst: number of local destinations, padding included.
+    ``row_of`` has the local row of each source; ``num_dst`` includes padding.
     """
     edges, (places, degrees) = edges_of(graph), local
     count = int(degrees.sum())

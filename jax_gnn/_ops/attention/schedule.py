@@ -63,13 +63,8 @@ def choose_sum(
 ) -> Literal["walk", "step"]:
     """Choose the kernel of sums under a softmax.
 
-    Args:
-        csr: Entries by row.
-        value: Values, ``(columns, heads · features)``.
-        heads: Number of heads.
-        keys: Number of arrays of keys that scores are computed from; None where the step kernel
-            does not compute such scores.
-        weights: Number of rows of the arrays of edges, which have a number for each head.
+    Scores are computed from so many arrays of ``keys``, None if the step kernel cannot compute
+    them. Arrays of edges have ``weights`` rows, with a number for each head.
     """
     width, dtype = row_width(value), np.dtype(value.dtype)
     if keys is None or not at_most(width, _MAX_FEATURES):

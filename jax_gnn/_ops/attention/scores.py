@@ -380,15 +380,7 @@ class TypedScores(Scores):
 def typed_dots(
     value: Array, vectors: Array, types: Array, matrix: SparseMatrix, *, heads: int
 ) -> Array:
-    """Return ``(entries, heads)`` dots of columns' values with the vectors of their relations.
-
-    Args:
-        value: values, ``(columns, heads · n)``.
-        vectors: vectors, ``(relations, heads · n)``.
-        types: relations, ``(columns,)``.
-        matrix: matrix of the entries.
-        heads: number of heads.
-    """
+    """Return ``(entries, heads)`` dots of columns' values with the vectors of their relations."""
     by_type = segments(types, len(vectors)).T
     dots = sddmm(value, vectors, by_type, heads=heads)
     return gather(dots, end_matrices(matrix)[1])

@@ -53,16 +53,7 @@ class HypergraphSchedule(NamedTuple):
 def _from_rule(
     op: str, *, incidences: int, nodes: int, hyperedges: int, width: int, itemsize: int
 ) -> HypergraphSchedule:
-    """Return the schedule of the fitted rule.
-
-    Args:
-        op: ``"hypergraph_aggregate"``.
-        incidences: Number of (node, hyperedge) pairs, the larger of both stages.
-        nodes: Number of nodes.
-        hyperedges: Number of hyperedges.
-        width: Number of features.
-        itemsize: Bytes of a feature.
-    """
+    """Return the schedule of the fitted rule; ``incidences`` are those of the larger stage."""
     # The second stage reads the first one's sums, which are in the accumulator type.
     to_hyperedges = stage_features(incidences, hyperedges, width, itemsize)
     to_nodes = stage_features(incidences, nodes, width, max(itemsize, 4))

@@ -277,10 +277,7 @@ def chosen_for_gradients(counts: Counts) -> tuple[Method, Method]:
 def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -> bool:
     """Return whether a sum for each basis is faster than one with weights mixed from bases.
 
-    Args:
-        counts: sizes of the product with mixed weights.
-        num_bases: number of bases.
-        lookup: whether sources have no features, so that weights have a row for each of them.
+    With ``lookup`` sources have no features, so that weights have a row for each of them.
     """
     c = Counts(**FAMILY.known(**counts._asdict()))
     size, edges = _Bytes.of(c), once(c.edges * (_EDGE_BYTES + 4 * num_bases))

@@ -207,12 +207,7 @@ def _edge_weights(
 ) -> Array:
     """Return ``(num_edges, heads)`` weights: the gradient of a sum of ones to edges' factors.
 
-    Args:
-        total: the sum, a function of the factors.
-        scale: factors of the caller, or None.
-        graph: the graph.
-        heads: number of heads.
-        dtype: dtype of the features.
+    ``total`` is the sum as a function of the factors, ``scale`` those of the caller, or None.
     """
     weights = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(dtype)))
     return cast(Array, weights if scale is None else weights * scale)

@@ -110,10 +110,7 @@ class TypedEdges:
     def end_scores(self, x: Array, x_dst: Array, vectors: Array) -> tuple[Array, Array]:
         """Return ``(edges, heads)`` dots at destinations and at sources.
 
-        Args:
-            x: Features of sources, ``(sources, k)``.
-            x_dst: Features of destinations; x itself where these are the sources.
-            vectors: ``(relations, 2 · heads, k)``, those of destinations first.
+        ``vectors`` are ``(relations, 2 · heads, k)``, those of destinations first.
         """
         heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
         at_src = end_matrices(existing(self.matrix.from_pairs))[1]
@@ -222,16 +219,9 @@ def attend_rgat(
     method: Method,
     precision: jax.lax.Precision,
 ) -> Array:
-    """Return attention of RGAT, ``(destinations, heads · n)``.
+    """Return attention of RGAT by a method, ``(destinations, heads · n)``.
 
-    Args:
-        graph: Graph with the parts that the method needs.
-        x: Features of sources, ``(sources, k)``.
-        x_dst: Features of destinations, ``(destinations, k)``; x itself if these are the sources.
-        weights: Weights of values, and vectors of both ends.
-        scores: Form of the scores.
-        method: Method.
-        precision: Precision of products.
+    ``x_dst`` are features of destinations; x itself if these are the sources.
     """
     edges, heads = TypedEdges(graph, precision), weights.dst.shape[1]
     if method == "source_pairs":

@@ -254,14 +254,7 @@ class SortedSources(NamedTuple):
 def sort_sources(
     nodes: Array, drawn: DrawnEdges, num_nodes: int, seeds: Array | None = None
 ) -> SortedSources:
-    """Sort the candidates for sources by id, then by seed, then by number.
-
-    Args:
-        nodes: ``(num_dst,)``, ids of the destinations.
-        drawn: the edges.
-        num_nodes: number of nodes of the sampled graph.
-        seeds: as of :class:`SortedSources`.
-    """
+    """Sort the candidates for sources by id, then by seed (see `SortedSources`), then by number."""
     ids = jnp.concatenate([nodes, drawn.nodes]).astype(drawn.rows.dtype)
     if seeds is None:
         keys, order = sorted_ids(ids, num_nodes)

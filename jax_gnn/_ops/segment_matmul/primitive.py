@@ -119,17 +119,8 @@ def _call(
 ) -> Call | None:
     """Return the call of a kernel, or None if there is none.
 
-    Args:
-        platform: name of the platform.
-        op: name of the op.
-        operands: operands of the op.
-        rows: number of rows of the product.
-        shape: (groups, k, n) of the weights.
-        ids: ids of rows, and the number of rows they index; sizes stand for absent ids.
-        terms: bias and residual, for the op that has them.
-        precision: precision of the product.
-        dtype: dtype of the result.
-        attributes: attributes of the handler.
+    ``shape`` is (groups, k, n) of the weights. ``ids`` are ids of rows, and the number of rows they
+    index; sizes stand for absent ids. ``terms`` are bias and residual, for the op that has them.
     """
     lhs, sizes, scale = operands.lhs, operands.sizes, operands.scale
     if lhs.dtype not in FLOATS:

@@ -50,16 +50,7 @@ def _from_rule(
 ) -> MatmulSchedule:
     """Return the schedule of a rule fitted by hand to an H200.
 
-    Args:
-        op: ``"segment_matmul"`` or ``"segment_outer"``.
-        rows: Number of rows.
-        groups: Number of weights.
-        k: Features of the left factor.
-        n: Features of the right factor.
-        itemsize: Bytes of a feature.
-        sizes: Number of groups, including groups without a weight; by default that of weights.
-        gathers: Whether rows are gathered by ids.
-        call: Properties that the rule does not look at: ``exact`` products, ``widens``.
+    ``sizes`` counts groups without a weight, too; by default it is the number of weights.
     """
     larger = max(k, n)
     if op == "segment_outer":

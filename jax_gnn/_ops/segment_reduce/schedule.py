@@ -231,15 +231,7 @@ def plan(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Return the attributes of a kernel's schedule, and its workspace.
 
-    Args:
-        op: The op.
-        csr: The entries.
-        x: ``(rows, *features)`` that entries read.
-        sums: Whether it is a sum or a mean of floating-point numbers.
-        heads: Number of heads of a row.
-        epilogue: Whether rows have an epilogue.
-        weight: ``(weights, heads)`` or None.
-        beside: Whether kernels of other streams run at the same time.
+    Arguments are as in `_from_rule`. Kernels of other streams may run ``beside``.
     """
     width, itemsize = row_width(x), np.dtype(x.dtype).itemsize
     depth = concrete_width(width) // max(heads, 1)
