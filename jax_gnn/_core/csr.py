@@ -84,15 +84,10 @@ class Csr:
 
 
 class LastRows(NamedTuple):
-    """The last rows of a matrix.
+    """The last rows of a matrix."""
 
-    Attributes:
-        csr: their entries; ``order`` is the position of each among all entries.
-        first: ``(1,)``, the number of entries before them.
-    """
-
-    csr: Csr
-    first: Any
+    csr: Csr  # their entries; `order` is the position of each among all entries
+    first: Any  # (1,), the number of entries before them
 
     @classmethod
     def of(cls, csr: Csr, num_before: int, first: Any, most: int) -> LastRows:

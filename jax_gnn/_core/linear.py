@@ -76,20 +76,13 @@ LINEARS: dict[str, Linear] = {}
 
 @dataclass(frozen=True)
 class _Call:
-    """The parameters of an equation.
+    """The parameters of an equation."""
 
-    Attributes:
-        linear: the function.
-        implementation: of the primitives in the function.
-        attributes: of the function.
-        tree: the structure of (residuals, moving).
-        axes: for each batch, the innermost first, the axis of the batch in each leaf: 0 or None.
-    """
-
-    linear: Linear
-    implementation: str | None
-    attributes: Any
-    tree: PyTreeDef
+    linear: Linear  # the function
+    implementation: str | None  # of the primitives in the function
+    attributes: Any  # of the function
+    tree: PyTreeDef  # the structure of (residuals, moving)
+    # For each batch, the innermost first, the axis of the batch in each leaf: 0 or None.
     axes: tuple[tuple[int | None, ...], ...]
 
     @staticmethod

@@ -68,15 +68,10 @@ class Bind:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a custom call.
+    """An operand of a custom call."""
 
-    Attributes:
-        aval: abstract value of the array.
-        lower: maps the context of a lowering to the value.
-    """
-
-    aval: Aval
-    lower: Callable[[Any], Any]
+    aval: Aval  # abstract value of the array
+    lower: Callable[[Any], Any]  # maps the context of a lowering to the value
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,15 +119,10 @@ class Call:
 
 
 class Cost(NamedTuple):
-    """Lower bounds of the work of a call.
+    """Lower bounds of the work of a call."""
 
-    Attributes:
-        bytes: of memory, each array of a kernel counted once.
-        flops: additions and multiplications.
-    """
-
-    bytes: int
-    flops: int
+    bytes: int  # of memory, each array of a kernel counted once
+    flops: int  # additions and multiplications
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

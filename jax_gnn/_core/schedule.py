@@ -68,26 +68,17 @@ class Family(Generic[S]):
 
     Keyword arguments describe a call: all of ``exact`` and ``sizes``, and further arguments of the
     rule.
-
-    Attributes:
-        schedule: the type of the schedules, a named tuple.
-        allowed: the values of each of its fields.
-        ops: names of the ops, the first words of keys.
-        exact: arguments that a key contains as they are; a truth value by its name if it is True.
-        sizes: arguments that a key contains rounded to a power of two.
-        rule: maps op and call to the schedule, a pure function.
-        possible: maps schedule, op and call to a schedule that kernels can do; the C++ side refuses
-            others.
-        describe: maps a schedule to words.
     """
 
-    schedule: Callable[..., S]
-    allowed: tuple[Collection[Any], ...]
-    ops: tuple[str, ...]
+    schedule: Callable[..., S]  # the type of the schedules, a named tuple
+    allowed: tuple[Collection[Any], ...]  # the values of each of its fields
+    ops: tuple[str, ...]  # names of the ops, the first words of keys
+    # Arguments that a key contains as they are; a truth value by its name if it is True.
     exact: tuple[str, ...]
-    sizes: tuple[str, ...]
-    rule: Callable[..., S]
-    describe: Callable[[S], str]
+    sizes: tuple[str, ...]  # arguments that a key contains rounded to a power of two
+    rule: Callable[..., S]  # maps op and call to the schedule, a pure function
+    describe: Callable[[S], str]  # maps a schedule to words
+    # Maps schedule, op and call to a schedule that kernels can do; the C++ side refuses others.
     possible: Callable[..., S] = lambda schedule, op, **call: schedule
 
     def __post_init__(self) -> None:

@@ -37,15 +37,10 @@ UNSPLIT = "."
 
 @dataclass(frozen=True)
 class Piece:
-    """A device's piece of a factor.
+    """A device's piece of a factor."""
 
-    Attributes:
-        axes: the mesh axes that split the factor.
-        count: number of pieces, all of one size.
-    """
-
-    axes: tuple[str, ...]
-    count: int
+    axes: tuple[str, ...]  # the mesh axes that split the factor
+    count: int  # number of pieces, all of one size
 
     @property
     def index(self) -> Array:
@@ -73,21 +68,15 @@ def parse_axes(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The rule of an op.
+    """The rule of an op."""
 
-    Attributes:
-        operands: the factors of each array of the operands, in their order.
-        results: the factors of each result.
-        local: maps (bind, operands, pieces), a device's operands and the pieces of the split
-            factors, to the device's results. It reduces a result over pieces of factors that the
-            result lacks, such as an axis that is summed over.
-        sizes: sizes of factors in brackets.
-    """
-
-    operands: Sequence[str]
-    results: Sequence[str]
+    operands: Sequence[str]  # the factors of each array of the operands, in their order
+    results: Sequence[str]  # the factors of each result
+    # Maps (bind, operands, pieces), a device's operands and the pieces of the split factors, to the
+    # device's results. It reduces a result over pieces of factors that the result lacks, such as an
+    # axis that is summed over.
     local: Callable[[Any, Any, Pieces], Any]
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)  # sizes of factors in brackets
 
     @functools.cached_property
     def _arrays(self) -> list[list[tuple[str, ...]]]:

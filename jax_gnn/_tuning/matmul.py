@@ -30,21 +30,13 @@ _MULTIPROCESSORS = 132
 
 @dataclass(frozen=True, eq=False)
 class Call(measure.Call[MatmulSchedule]):
-    """Product of rows with k features, and weights of k x n.
+    """Product of rows with k features, and weights of k x n."""
 
-    Attributes:
-        op: ``"segment_matmul"`` or ``"segment_outer"``.
-        group_sizes: ``(groups,)``, the number of rows of each group.
-        k: features of a row of the first operand.
-        n: features of a row of the result, or of the second operand of ``segment_outer``.
-        dtype: name of the dtype of the operands.
-    """
-
-    op: Op
-    group_sizes: np.ndarray
-    k: int
-    n: int
-    dtype: str
+    op: Op  # `"segment_matmul"` or `"segment_outer"`
+    group_sizes: np.ndarray  # (groups,), the number of rows of each group
+    k: int  # features of a row of the first operand
+    n: int  # features of a row of the result, or of the second operand of `segment_outer`
+    dtype: str  # name of the dtype of the operands
 
     family = FAMILY
 

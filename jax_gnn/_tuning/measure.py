@@ -32,15 +32,10 @@ class Timer(Protocol):
 
 
 class Call(abc.ABC, Generic[AnySchedule]):
-    """Call that is tuned: an op on operands of given sizes and dtype.
+    """Call that is tuned: an op on operands of given sizes and dtype."""
 
-    Attributes:
-        family: schedules of the op.
-        dtype: name of the dtype of the features.
-    """
-
-    family: ClassVar[Family[Any]]
-    dtype: str
+    family: ClassVar[Family[Any]]  # schedules of the op
+    dtype: str  # name of the dtype of the features
 
     @property
     @abc.abstractmethod

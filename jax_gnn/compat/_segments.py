@@ -32,19 +32,12 @@ _DROPPING = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """Result of a look at concrete ids.
+    """Result of a look at concrete ids."""
 
-    Attributes:
-        is_sorted: whether the ids ascend.
-        in_range: whether all ids name a segment.
-        counts: number of elements of each segment.
-        index: the sorted ids; None on a CPU, whose kernels do not gain by them.
-    """
-
-    is_sorted: bool
-    in_range: bool
-    counts: np.ndarray
-    index: SegmentIndex | None
+    is_sorted: bool  # whether the ids ascend
+    in_range: bool  # whether all ids name a segment
+    counts: np.ndarray  # number of elements of each segment
+    index: SegmentIndex | None  # the sorted ids; None on a CPU, whose kernels do not gain by them
 
 
 # On a CPU, kernels for sorted ids are not slower than XLA's scatter from 32 elements of a segment
@@ -58,19 +51,12 @@ _WIDE_BYTES_GPU = 768
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Segment of each element; ids out of range are dropped.
+    """Segment of each element; ids out of range are dropped."""
 
-    Attributes:
-        ids: ``(elements,)`` integers.
-        size: number of segments.
-        is_sorted: whether ids ascend, as the caller says or a look has shown.
-        look: None if ids are traced, or a look does not pay.
-    """
-
-    ids: Array
-    size: int
-    is_sorted: bool
-    look: Look | None
+    ids: Array  # (elements,) integers
+    size: int  # number of segments
+    is_sorted: bool  # whether ids ascend, as the caller says or a look has shown
+    look: Look | None  # none if ids are traced, or a look does not pay
 
     def pays(self, name: str, x: Any, is_composite: bool = False) -> bool:
         """Return whether a replacement, with its derivatives, is not slower than the original.

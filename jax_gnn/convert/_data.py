@@ -160,22 +160,14 @@ def check_counts(
 
 
 class Edges(NamedTuple):
-    """Edges in the order of the input, then edges that were added to the graph; all int64.
+    """Edges in the order of the input, then edges that were added to the graph; all int64."""
 
-    Attributes:
-        src: source of each edge.
-        dst: destination of each edge.
-        ids: number of each edge in the input, -1 if it was added; None if unknown.
-        places: position of each edge in the graph's order; None for
-            a type of a `HeteroGraph`.
-        count: number of edges of the input, dropped ones included; None if unknown.
-    """
-
-    src: np.ndarray
-    dst: np.ndarray
-    ids: Any
+    src: np.ndarray  # source of each edge
+    dst: np.ndarray  # destination of each edge
+    ids: Any  # number of each edge in the input, -1 if it was added; None if unknown
+    # Position of each edge in the graph's order; None for a type of a `HeteroGraph`.
     places: np.ndarray | None
-    count: Any = None
+    count: Any = None  # number of edges of the input, dropped ones included; None if unknown
 
     def values(self, name: str, tree: Tree) -> Any:
         """Return the values of these edges, from arrays with a row for each edge of the input.

@@ -151,20 +151,14 @@ def from_table(
 
 @dataclass
 class _Table:
-    """Table with its columns of names apart from all others.
+    """Table with its columns of names apart from all others."""
 
-    Attributes:
-        title: name of the table in errors.
-        key: its type of nodes, or (source type, relation, destination type).
-        ids: columns of names by their names in errors; `_assign_ids` replaces them by ids.
-        columns: all other columns.
-        is_kept: ``(rows,)`` booleans, the rows that are not dropped; None for all.
-    """
-
-    title: str
-    key: Any
+    title: str  # name of the table in errors
+    key: Any  # its type of nodes, or (source type, relation, destination type)
+    # Columns of names by their names in errors; `_assign_ids` replaces them by ids.
     ids: dict[str, Column]
-    columns: dict[str, Column]
+    columns: dict[str, Column]  # all other columns
+    # (rows,) booleans, the rows that are not dropped; None for all.
     is_kept: np.ndarray | None = None
 
     @classmethod

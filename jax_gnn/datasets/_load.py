@@ -31,19 +31,12 @@ Dataset = TypeVar("Dataset", bound=NodeDataset)
 
 
 class _Format(NamedTuple, Generic[Dataset]):
-    """Format of datasets.
+    """Format of datasets."""
 
-    Attributes:
-        patterns: patterns of the names of its files, any of which shows the format.
-        load: the loader.
-        example: description of the files, for errors.
-        origin: name of the format, for errors.
-    """
-
-    patterns: tuple[str, ...]
-    load: Callable[[Path], Dataset]
-    example: str
-    origin: str
+    patterns: tuple[str, ...]  # patterns of the names of its files, any of which shows the format
+    load: Callable[[Path], Dataset]  # the loader
+    example: str  # description of the files, for errors
+    origin: str  # name of the format, for errors
 
     @property
     def description(self) -> str:

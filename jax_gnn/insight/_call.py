@@ -50,27 +50,16 @@ class Option(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Model with its arguments, and the explained value.
+    """Model with its arguments, and the explained value."""
 
-    Attributes:
-        model: a pytree that is callable.
-        graph: the graph; for a batch, the graph that joins all graphs.
-        batch: the batch, which the model takes in place of its graph; or None.
-        x: ``(num_nodes, *features)``.
-        named: arguments by name; arguments named ``edge_…`` have a row for each edge.
-        rows: ``(count,)``, the explained rows of the output.
-        columns: ``(count,)``, the explained entry of each row; None with ``select``.
-        select: a function from the output to the explained value, or None.
-    """
-
-    model: Any
-    graph: Any
-    batch: Batch[Any] | None
-    x: Array
-    named: dict[str, Any]
-    rows: Array
-    columns: Array | None
-    select: Any
+    model: Any  # a pytree that is callable
+    graph: Any  # the graph; for a batch, the graph that joins all graphs
+    batch: Batch[Any] | None  # the batch, which the model takes in place of its graph; or None
+    x: Array  # (num_nodes, *features)
+    named: dict[str, Any]  # arguments by name; arguments named `edge_…` have a row for each edge
+    rows: Array  # (count,), the explained rows of the output
+    columns: Array | None  # (count,), the explained entry of each row; None with `select`
+    select: Any  # a function from the output to the explained value, or None
 
     def output(
         self, x: Array | None = None, *, gate: Array | None = None, keep: Array | None = None

@@ -33,14 +33,10 @@ class GatedGraph(Graph):
 
     Ops with messages take these gates as weights, attention after its softmax. An op that does not
     support gates asks for the graph's matrix, which raises an error.
-
-    Attributes:
-        gate: ``(num_edges,)``, in the graph's order.
-        log: record of attention weights, or None.
     """
 
-    gate: Array | None = None
-    log: Log | None = field(default=None, metadata=STATIC)
+    gate: Array | None = None  # (num_edges,), in the graph's order
+    log: Log | None = field(default=None, metadata=STATIC)  # record of attention weights, or None
 
     @classmethod
     def of(cls, graph: Graph, gate: Array, log: Log | None = None) -> GatedGraph:

@@ -16,15 +16,10 @@ from jax_gnn.sampling._search import edge_runs
 
 
 class ExcludedEdges(NamedTuple):
-    """Runs of excluded edges, ascending by their places in the graph.
+    """Runs of excluded edges, ascending by their places in the graph."""
 
-    Attributes:
-        starts: ``(runs,)``, first edge of each run; runs of padding start after all edges.
-        before: ``(runs + 1,)``, number of edges in earlier runs.
-    """
-
-    starts: Array
-    before: Array
+    starts: Array  # (runs,), first edge of each run; runs of padding start after all edges
+    before: Array  # (runs + 1,), number of edges in earlier runs
 
     def draw(
         self,

@@ -159,19 +159,12 @@ Bounds = tuple[Array, Array]
 
 
 class Candidates(NamedTuple):
-    """True edges, and the ranges of nodes that may be drawn.
+    """True edges, and the ranges of nodes that may be drawn."""
 
-    Attributes:
-        edges: the true edges.
-        types: ``(num_edges,)``, relations of the edges; None without relations.
-        src: range of the sources.
-        dst: range of the destinations.
-    """
-
-    edges: Graph
-    types: Array | None
-    src: Bounds
-    dst: Bounds
+    edges: Graph  # the true edges
+    types: Array | None  # (num_edges,), relations of the edges; None without relations
+    src: Bounds  # range of the sources
+    dst: Bounds  # range of the destinations
 
 
 def _parse(graph: object, num_nodes: NumNodes) -> tuple[Graph | RelationalGraph, Candidates]:

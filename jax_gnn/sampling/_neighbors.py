@@ -55,23 +55,14 @@ class EdgeLists(NamedTuple):
 
 
 class SampleOptions(NamedTuple):
-    """Static options of a sample; hashable.
+    """Static options of a sample; hashable."""
 
-    Attributes:
-        fanouts: for each layer, the seeds' first.
-        sizes: room for edges and for sources of each layer's block.
-        relations: description of the relations, if there are any.
-        replace: whether an edge may be drawn again.
-        tree: whether each edge has a source of its own.
-        disjoint: whether a node is one source for each seed.
-    """
-
-    fanouts: tuple[Fanout, ...]
-    sizes: tuple[tuple[int, int], ...]
-    relations: Relations | None = None
-    replace: bool = False
-    tree: bool = False
-    disjoint: bool = False
+    fanouts: tuple[Fanout, ...]  # for each layer, the seeds' first
+    sizes: tuple[tuple[int, int], ...]  # room for edges and for sources of each layer's block
+    relations: Relations | None = None  # description of the relations, if there are any
+    replace: bool = False  # whether an edge may be drawn again
+    tree: bool = False  # whether each edge has a source of its own
+    disjoint: bool = False  # whether a node is one source for each seed
 
 
 @public

@@ -124,21 +124,13 @@ def _values(
 
 
 class ExchangeCosts(NamedTuple):
-    """Numbers of rows in an exchange, over all devices.
+    """Numbers of rows in an exchange, over all devices."""
 
-    Attributes:
-        num_own: number of local rows.
-        needed: number of rows that other devices need.
-        sent: number of rows that travel, padding included.
-        rounds: number of collectives.
-        gathered: number of rows that would travel if each device got all rows.
-    """
-
-    num_own: int
-    needed: int
-    sent: int
-    rounds: int
-    gathered: int
+    num_own: int  # number of local rows
+    needed: int  # number of rows that other devices need
+    sent: int  # number of rows that travel, padding included
+    rounds: int  # number of collectives
+    gathered: int  # number of rows that would travel if each device got all rows
 
     @classmethod
     def of(cls, exchanges: Sequence[Exchange], num_own: int) -> ExchangeCosts:
@@ -154,19 +146,12 @@ class ExchangeCosts(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Costs of a split.
+    """Costs of a split."""
 
-    Attributes:
-        nodes: ``(num_parts,)``, nodes of each part.
-        edges: ``(num_parts,)``, edges of each part, or incidences into its nodes.
-        exchanges: exchanges of an aggregation: one, or two of a hypergraph.
-        bytes: bytes of all arrays of indices on a device.
-    """
-
-    nodes: np.ndarray
-    edges: np.ndarray
-    exchanges: list[ExchangeCosts]
-    bytes: int
+    nodes: np.ndarray  # (num_parts,), nodes of each part
+    edges: np.ndarray  # (num_parts,), edges of each part, or incidences into its nodes
+    exchanges: list[ExchangeCosts]  # exchanges of an aggregation: one, or two of a hypergraph
+    bytes: int  # bytes of all arrays of indices on a device
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], places: np.ndarray) -> Costs:

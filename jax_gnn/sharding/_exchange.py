@@ -61,19 +61,14 @@ class Exchange:
 
     Its transpose sends gradients of the received rows back to the owners, which add them in a fixed
     order.
-
-    Attributes:
-        send: ``(slots,)``, the local row that is sent in each slot; -1 is padding.
-        rounds: the collectives, which share the slots out in order.
-        axis: name of the mesh axis.
-        num_own: number of local rows.
-        by_copies: whether copy engines of GPUs send the rows (see `COPY_ENGINES`).
     """
 
-    send: Array
+    send: Array  # (slots,), the local row that is sent in each slot; -1 is padding
+    # The collectives, which share the slots out in order.
     rounds: tuple[Round, ...] = field(metadata=STATIC)
-    axis: str = field(metadata=STATIC)
-    num_own: int = field(metadata=STATIC)
+    axis: str = field(metadata=STATIC)  # name of the mesh axis
+    num_own: int = field(metadata=STATIC)  # number of local rows
+    # Whether copy engines of GPUs send the rows (see `COPY_ENGINES`).
     by_copies: bool = field(default=False, metadata=STATIC)
 
     def __call__(self, x: Array, sent: Array | None = None) -> tuple[Array, Array]:
@@ -241,19 +236,12 @@ def _largest_round(counts: np.ndarray) -> Round:
 
 
 class Share(NamedTuple):
-    """Part of the rows that one device sends to another, in one round.
+    """Part of the rows that one device sends to another, in one round."""
 
-    Attributes:
-        start: position of the first row in the pair's list of rows.
-        stop: position after the last row.
-        sender: first slot at the sender.
-        receiver: first slot at the receiver.
-    """
-
-    start: int
-    stop: int
-    sender: int
-    receiver: int
+    start: int  # position of the first row in the pair's list of rows
+    stop: int  # position after the last row
+    sender: int  # first slot at the sender
+    receiver: int  # first slot at the receiver
 
 
 def plan_shares(

@@ -28,19 +28,12 @@ MAX_MOVES = 8
 
 
 class Adjacency(NamedTuple):
-    """Neighbours of the nodes of a graph, in numpy.
+    """Neighbours of the nodes of a graph, in numpy."""
 
-    Attributes:
-        indptr: ``(num_nodes + 1,)``, start of each node in ``cols``.
-        cols: ``(num_edges,)``, sources of the edges into each node.
-        t_indptr: ``(num_nodes + 1,)``, start of each node in ``t_cols``.
-        t_cols: ``(num_edges,)``, destinations of the edges out of each node.
-    """
-
-    indptr: np.ndarray
-    cols: np.ndarray
-    t_indptr: np.ndarray
-    t_cols: np.ndarray
+    indptr: np.ndarray  # (num_nodes + 1,), start of each node in `cols`
+    cols: np.ndarray  # (num_edges,), sources of the edges into each node
+    t_indptr: np.ndarray  # (num_nodes + 1,), start of each node in `t_cols`
+    t_cols: np.ndarray  # (num_edges,), destinations of the edges out of each node
 
     @classmethod
     def of(cls, graph: Graph) -> Adjacency:
@@ -184,18 +177,12 @@ Splittable = Graph | RelationalGraph | Hypergraph
 
 
 class SplitArgs(NamedTuple):
-    """Checked arguments of a split: a graph, and the part of each node and hyperedge.
+    """Checked arguments of a split: a graph, and the part of each node and hyperedge."""
 
-    Attributes:
-        graph: the graph, with arrays in numpy.
-        num_parts: number of parts.
-        node_parts: ``(num_nodes,)`` integers, the part of each node.
-        hyperedge_parts: ``(num_hyperedges,)`` integers; None if the graph is not a hypergraph.
-    """
-
-    graph: Splittable
-    num_parts: int
-    node_parts: np.ndarray
+    graph: Splittable  # the graph, with arrays in numpy
+    num_parts: int  # number of parts
+    node_parts: np.ndarray  # (num_nodes,) integers, the part of each node
+    # (num_hyperedges,) integers; None if the graph is not a hypergraph.
     hyperedge_parts: np.ndarray | None = None
 
     @classmethod

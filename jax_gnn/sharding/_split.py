@@ -26,33 +26,20 @@ from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 
 
 class Piece(NamedTuple):
-    """Piece of a split graph for one device, in numpy.
+    """Piece of a split graph for one device, in numpy."""
 
-    Attributes:
-        part: the device's part of `ShardedGraph.part`.
-        node_ids: ``(capacity,)``, the device's row of `ShardedGraph.node_ids`.
-        values: values of the device's nodes and edges, by name.
-    """
-
-    part: Part | RelationalPart | HypergraphPart
-    node_ids: np.ndarray
-    values: Mapping[str, object]
+    part: Part | RelationalPart | HypergraphPart  # the device's part of `ShardedGraph.part`
+    node_ids: np.ndarray  # (capacity,), the device's row of `ShardedGraph.node_ids`
+    values: Mapping[str, object]  # values of the device's nodes and edges, by name
 
 
 class LocalRows(NamedTuple):
-    """Rows of the nodes on their devices: the nodes of a part have its first rows, ascending.
+    """Rows of the nodes on their devices: the nodes of a part have its first rows, ascending."""
 
-    Attributes:
-        parts: ``(num_nodes,)``, the part of each node.
-        nodes: for each part, its nodes.
-        rows: ``(num_nodes,)``, the row of each node on its device.
-        capacity: largest number of nodes of a part.
-    """
-
-    parts: np.ndarray
-    nodes: list[np.ndarray]
-    rows: np.ndarray
-    capacity: int
+    parts: np.ndarray  # (num_nodes,), the part of each node
+    nodes: list[np.ndarray]  # for each part, its nodes
+    rows: np.ndarray  # (num_nodes,), the row of each node on its device
+    capacity: int  # largest number of nodes of a part
 
     @classmethod
     def of(cls, parts: np.ndarray, num_parts: int, dtype: np.dtype) -> LocalRows:
@@ -145,15 +132,10 @@ def _split_edges(
 
 
 class LocalEdges(NamedTuple):
-    """Edges into the nodes of a part, in the order of the graph.
+    """Edges into the nodes of a part, in the order of the graph."""
 
-    Attributes:
-        places: ``(num_edges,)``, the position of each edge in the graph; -1 is padding.
-        degrees: ``(num_own,)``, number of edges into each node.
-    """
-
-    places: np.ndarray
-    degrees: np.ndarray
+    places: np.ndarray  # (num_edges,), the position of each edge in the graph; -1 is padding
+    degrees: np.ndarray  # (num_own,), number of edges into each node
 
     @classmethod
     def into(cls, graph: Graph, nodes: np.ndarray) -> tuple[LocalEdges, np.ndarray]:

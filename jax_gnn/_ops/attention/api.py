@@ -288,27 +288,16 @@ def dot_attention(
 
 
 class _AttentionArgs(NamedTuple):
-    """Parsed arguments that all kinds of attention have in common.
+    """Parsed arguments that all kinds of attention have in common."""
 
-    Attributes:
-        graph: the graph without its gates, which are factors in ``edge_scale``.
-        gated_graph: the graph of the caller.
-        value: ``(num_src, heads, *features)``.
-        value_name: name of the argument that holds the values.
-        slope: slope of the LeakyReLU.
-        edge_scale: ``(num_edges, heads)`` in the accumulator type, or None.
-        return_lse: whether to return the logarithms of the softmax's denominators.
-        implementation: implementation of the kernels.
-    """
-
-    graph: Graph
-    gated_graph: Graph
-    value: Array
-    value_name: str
-    slope: float
-    edge_scale: Array | None
-    return_lse: bool
-    implementation: Implementation | None
+    graph: Graph  # the graph without its gates, which are factors in `edge_scale`
+    gated_graph: Graph  # the graph of the caller
+    value: Array  # (num_src, heads, *features)
+    value_name: str  # name of the argument that holds the values
+    slope: float  # slope of the LeakyReLU
+    edge_scale: Array | None  # (num_edges, heads) in the accumulator type, or None
+    return_lse: bool  # whether to return the logarithms of the softmax's denominators
+    implementation: Implementation | None  # implementation of the kernels
 
     @classmethod
     def parse(

@@ -33,19 +33,12 @@ from jax_gnn._ops.segment_reduce.xla import into_rows
 
 
 class Keys(NamedTuple):
-    """Operands of ``leaky_scores``; constants of ``leaky_dots``, without a vector.
+    """Operands of ``leaky_scores``; constants of ``leaky_dots``, without a vector."""
 
-    Attributes:
-        row_key: ``(rows, heads · features)``.
-        col_key: ``(columns, heads · features)``.
-        vector: ``(1, heads · features)`` in the accumulator type, or None.
-        matrix: the entries, by row in the order of the result.
-    """
-
-    row_key: Any
-    col_key: Any
-    vector: Any
-    matrix: SparseMatrix
+    row_key: Any  # (rows, heads · features)
+    col_key: Any  # (columns, heads · features)
+    vector: Any  # (1, heads · features) in the accumulator type, or None
+    matrix: SparseMatrix  # the entries, by row in the order of the result
 
 
 # The linear operands p and q of `leaky_dots`; None for zeros.
@@ -53,21 +46,13 @@ PQ = tuple[Array | None, Array | None]
 
 
 class LeakySum(NamedTuple):
-    """Operands of ``leaky_sum``.
+    """Operands of ``leaky_sum``."""
 
-    Attributes:
-        row_key: ``(rows, heads · features)``.
-        col_key: ``(columns, heads · features)``.
-        factor: ``(entries, heads)`` in the accumulator type.
-        vector: ``(1, heads · features)`` in the accumulator type, or None for ones.
-        matrix: the entries, by row in the order of the factors.
-    """
-
-    row_key: Any
-    col_key: Any
-    factor: Any
-    vector: Any
-    matrix: SparseMatrix
+    row_key: Any  # (rows, heads · features)
+    col_key: Any  # (columns, heads · features)
+    factor: Any  # (entries, heads) in the accumulator type
+    vector: Any  # (1, heads · features) in the accumulator type, or None for ones
+    matrix: SparseMatrix  # the entries, by row in the order of the factors
 
 
 # --- In plain XLA --------------------------------------------------------------------------------

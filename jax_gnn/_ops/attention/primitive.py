@@ -54,47 +54,29 @@ from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 
 class Attended(NamedTuple):
-    """Operands of ``attention``.
+    """Operands of ``attention``."""
 
-    Attributes:
-        value: ``(columns, heads · features)``.
-        scores: scores, of one of the kinds.
-        entry_scale: ``(entries, heads)`` factors of the softmax, or None.
-        matrix: matrix of the entries, by row in the order of arrays of entries.
-    """
-
-    value: Any
-    scores: Scores
-    entry_scale: Any
-    matrix: SparseMatrix
+    value: Any  # (columns, heads · features)
+    scores: Scores  # scores, of one of the kinds
+    entry_scale: Any  # (entries, heads) factors of the softmax, or None
+    matrix: SparseMatrix  # matrix of the entries, by row in the order of arrays of entries
 
 
 class Residuals(NamedTuple):
     """Residuals of the derivatives: operands of ``attention``, its results, and cotangents.
 
     These are the operands of ``attention_vjp``; ``attention_jvp`` has no cotangents.
-
-    Attributes:
-        value: values, as in `Attended`.
-        scores: scores, as in `Attended`.
-        entry_scale: factors of the softmax, as in `Attended`.
-        y: sums; None where ``log_sum_ct`` includes the negative of ⟨ct, y⟩ of each row and head.
-        stats: ``(rows, heads, 2)`` statistics of the softmax.
-        raw: ``(entries, heads)`` raw scores of kinds that store them; else it is not read.
-        ct: cotangent of y.
-        log_sum_ct: ``(rows, heads)`` cotangent of the logarithm of the softmax's sum; None for 0.
-        matrix: matrix of the entries, as in `Attended`.
     """
 
-    value: Any
-    scores: Scores
-    entry_scale: Any
-    y: Any
-    stats: Any
-    raw: Any
-    ct: Any
-    log_sum_ct: Any
-    matrix: SparseMatrix
+    value: Any  # values, as in `Attended`
+    scores: Scores  # scores, as in `Attended`
+    entry_scale: Any  # factors of the softmax, as in `Attended`
+    y: Any  # sums; None where `log_sum_ct` includes the negative of ⟨ct, y⟩ of each row and head
+    stats: Any  # (rows, heads, 2) statistics of the softmax
+    raw: Any  # (entries, heads) raw scores of kinds that store them; else it is not read
+    ct: Any  # cotangent of y
+    log_sum_ct: Any  # (rows, heads) cotangent of the logarithm of the softmax's sum; None for 0
+    matrix: SparseMatrix  # matrix of the entries, as in `Attended`
 
 
 # --- Shapes of results ---------------------------------------------------------------------------

@@ -31,19 +31,12 @@ from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, total, weighted
 
 
 class Entries(NamedTuple):
-    """Entries whose scores are computed.
+    """Entries whose scores are computed."""
 
-    Attributes:
-        value: ``(columns, heads · features)`` values, which may be keys.
-        matrix: matrix of the entries.
-        heads: number of heads.
-        slope: slope of attention's LeakyReLU.
-    """
-
-    value: Array
-    matrix: SparseMatrix
-    heads: int
-    slope: float = 1.0
+    value: Array  # (columns, heads · features) values, which may be keys
+    matrix: SparseMatrix  # matrix of the entries
+    heads: int  # number of heads
+    slope: float = 1.0  # slope of attention's LeakyReLU
 
 
 class Tangents(NamedTuple):
@@ -143,13 +136,9 @@ class _NumberScores(Scores):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EntryScores(_NumberScores):
-    """Scores that are an array of the entries.
+    """Scores that are an array of the entries."""
 
-    Attributes:
-        score: ``(entries, heads)``; -inf leaves an entry out.
-    """
-
-    score: Any
+    score: Any  # (entries, heads); -inf leaves an entry out
 
     number = 0
     tangent_fields: ClassVar = {"score": "score"}
@@ -164,15 +153,10 @@ class EntryScores(_NumberScores):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class AdditiveScores(_NumberScores):
-    """Scores of GAT: LeakyReLU(row + col).
+    """Scores of GAT: LeakyReLU(row + col)."""
 
-    Attributes:
-        row: ``(rows, heads)``.
-        col: ``(columns, heads)``.
-    """
-
-    row: Any
-    col: Any
+    row: Any  # (rows, heads)
+    col: Any  # (columns, heads)
 
     number = 1
     tangent_fields: ClassVar = {"row": "row", "col": "col"}
@@ -240,17 +224,11 @@ class _KeyScores(Scores):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class DotScores(_KeyScores):
-    """Dot products: scale · ⟨row, col⟩ of each head.
+    """Dot products: scale · ⟨row, col⟩ of each head."""
 
-    Attributes:
-        row: ``(rows, heads · key features)`` in the dtype of the values.
-        col: ``(columns, heads · key features)`` in the dtype of the values; None: the values.
-        scale: ``(1, 1)``.
-    """
-
-    row: Any
-    col: Any
-    scale: Any
+    row: Any  # (rows, heads · key features) in the dtype of the values
+    col: Any  # (columns, heads · key features) in the dtype of the values; None: the values
+    scale: Any  # (1, 1)
 
     number = 2
     tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "scale"}
@@ -281,17 +259,11 @@ class DotScores(_KeyScores):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class GATv2Scores(_KeyScores):
-    """Scores of GATv2: ⟨vector, LeakyReLU(row + col)⟩ of each head, with attention's slope.
+    """Scores of GATv2: ⟨vector, LeakyReLU(row + col)⟩ of each head, with attention's slope."""
 
-    Attributes:
-        row: ``(rows, heads · key features)`` in the dtype of the values.
-        col: ``(columns, heads · key features)`` in the dtype of the values; None: the values.
-        vector: ``(1, heads · key features)`` in the accumulator type.
-    """
-
-    row: Any
-    col: Any
-    vector: Any
+    row: Any  # (rows, heads · key features) in the dtype of the values
+    col: Any  # (columns, heads · key features) in the dtype of the values; None: the values
+    vector: Any  # (1, heads · key features) in the accumulator type
 
     number = 3
     tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "vector"}
@@ -317,23 +289,16 @@ class TypedScores(Scores):
     """Scores of RGAT: LeakyReLU(⟨row, of_row⟩ + ⟨value, of_value⟩), with vectors by relation.
 
     Columns are (source, relation) pairs.
-
-    Attributes:
-        of_value: ``(relations, heads · n)`` vectors whose dots with values are the columns' terms.
-        at_row: ``(entries, heads)`` terms of the rows. They have a derivative, ``row`` and
-            ``of_row`` have none; a kernel may recompute them from these and not read them.
-        row: ``(rows, k)``, or None where the rows' terms are not dots alone.
-        of_row: ``(relations, heads, k)``, or None where ``row`` is None.
-        types: ``(entries,)`` relations; entries whose relation is out of range are left out.
-        col_types: ``(columns,)`` relations.
     """
 
-    of_value: Any
+    of_value: Any  # (relations, heads · n) vectors whose dots with values are the columns' terms
+    # (entries, heads) terms of the rows. They have a derivative, `row` and `of_row` have none; a
+    # kernel may recompute them from these and not read them.
     at_row: Any
-    row: Any
-    of_row: Any
-    types: Any
-    col_types: Any
+    row: Any  # (rows, k), or None where the rows' terms are not dots alone
+    of_row: Any  # (relations, heads, k), or None where `row` is None
+    types: Any  # (entries,) relations; entries whose relation is out of range are left out
+    col_types: Any  # (columns,) relations
 
     number = 4
     tangent_fields: ClassVar = {"vector": "of_value", "score": "at_row"}

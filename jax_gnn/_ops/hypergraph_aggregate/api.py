@@ -435,21 +435,13 @@ def incidence_softmax(
 
 
 class _Stage(NamedTuple):
-    """One reduction over incidences, which are sorted by receiver: hyperedge or node.
+    """One reduction over incidences, which are sorted by receiver: hyperedge or node."""
 
-    Attributes:
-        graph: bipartite graph from nodes to hyperedges.
-        weight: ``(num_incidences, heads)`` in the accumulator type, or None for ones.
-        acc: accumulator type.
-        implementation: implementation of the reduction.
-        to_nodes: whether nodes receive.
-    """
-
-    graph: Graph
-    weight: Array | None
-    acc: DTypeLike
-    implementation: str | None
-    to_nodes: bool = False
+    graph: Graph  # bipartite graph from nodes to hyperedges
+    weight: Array | None  # (num_incidences, heads) in the accumulator type, or None for ones
+    acc: DTypeLike  # accumulator type
+    implementation: str | None  # implementation of the reduction
+    to_nodes: bool = False  # whether nodes receive
 
     @property
     def reversed(self) -> _Stage:
@@ -493,35 +485,20 @@ class _Stage(NamedTuple):
 
 
 class _AggregateArgs(NamedTuple):
-    """Parsed arguments of `hypergraph_aggregate`: scales hold weights, normalization and means.
+    """Parsed arguments of `hypergraph_aggregate`: scales hold weights, normalization and means."""
 
-    Attributes:
-        x: ``(num_nodes, width)`` features, their axes joined.
-        shape: shape of the features, and of the result.
-        to_hyperedges: stage that reduces over each hyperedge's nodes.
-        to_nodes: stage that reduces over each node's hyperedges.
-        reduces: ``"sum"``, ``"max"`` or ``"min"`` for each stage.
-        node_scale_in: ``(num_nodes, 1 or heads)`` in the accumulator type, or None for ones.
-        hyperedge_scale: ``(num_hyperedges, 1 or heads)`` in the accumulator type, or None.
-        node_scale_out: ``(num_nodes, 1 or heads)`` in the accumulator type, or None.
-        self_scale: ``(num_nodes,)`` or ``(1,)`` in the accumulator type, or None.
-        residual: ``(num_nodes, width)`` in the dtype of x, or None.
-        bias: ``(width,)`` in the accumulator type, or None.
-        activation: activation of the result, or None.
-    """
-
-    x: Array
-    shape: tuple[int, ...]
-    to_hyperedges: _Stage
-    to_nodes: _Stage
-    reduces: tuple[str, str]
-    node_scale_in: Array | None
-    hyperedge_scale: Array | None
-    node_scale_out: Array | None
-    self_scale: Array | None
-    residual: Array | None
-    bias: Array | None
-    activation: Activation | None
+    x: Array  # (num_nodes, width) features, their axes joined
+    shape: tuple[int, ...]  # shape of the features, and of the result
+    to_hyperedges: _Stage  # stage that reduces over each hyperedge's nodes
+    to_nodes: _Stage  # stage that reduces over each node's hyperedges
+    reduces: tuple[str, str]  # `"sum"`, `"max"` or `"min"` for each stage
+    node_scale_in: Array | None  # (num_nodes, 1 or heads) in the accumulator type, or None for ones
+    hyperedge_scale: Array | None  # (num_hyperedges, 1 or heads) in the accumulator type, or None
+    node_scale_out: Array | None  # (num_nodes, 1 or heads) in the accumulator type, or None
+    self_scale: Array | None  # (num_nodes,) or (1,) in the accumulator type, or None
+    residual: Array | None  # (num_nodes, width) in the dtype of x, or None
+    bias: Array | None  # (width,) in the accumulator type, or None
+    activation: Activation | None  # activation of the result, or None
 
     @property
     def relu(self) -> bool:

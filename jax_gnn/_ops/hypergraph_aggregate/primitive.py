@@ -46,28 +46,17 @@ class Aggregation(NamedTuple):
     """Operands of ``hypergraph_aggregate``; matrices have row pointers and slots.
 
     Rules also hold in these fields abstract values, flags, or factors of axes in place of arrays.
-
-    Attributes:
-        x: features, ``(nodes, *features)``.
-        node_scale_in: i, ``(nodes,)``, or a single 1.
-        hyperedge_scale: e, ``(hyperedges,)``, or a single 1.
-        node_scale_out: o, ``(nodes,)``, or a single 1.
-        self_scale: s, ``(nodes,)`` or ``(1,)``, or None.
-        to_hyperedges: A.
-        to_nodes: B.
-        residual: ``(nodes, features)``, added to the result, or None.
-        bias: ``(features,)`` in the accumulator type, added to each row, or None.
     """
 
-    x: Any
-    node_scale_in: Any
-    hyperedge_scale: Any
-    node_scale_out: Any
-    self_scale: Any
-    to_hyperedges: SparseMatrix
-    to_nodes: SparseMatrix
-    residual: Any = None
-    bias: Any = None
+    x: Any  # features, (nodes, *features)
+    node_scale_in: Any  # i, (nodes,), or a single 1
+    hyperedge_scale: Any  # e, (hyperedges,), or a single 1
+    node_scale_out: Any  # o, (nodes,), or a single 1
+    self_scale: Any  # s, (nodes,) or (1,), or None
+    to_hyperedges: SparseMatrix  # A
+    to_nodes: SparseMatrix  # B
+    residual: Any = None  # (nodes, features), added to the result, or None
+    bias: Any = None  # (features,) in the accumulator type, added to each row, or None
 
     @property
     def linear(self) -> Aggregation:

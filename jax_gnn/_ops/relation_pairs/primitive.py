@@ -17,15 +17,10 @@ from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 
 class TypedRows(NamedTuple):
-    """Operands of ``relation_pairs``: edges by row, then relation; padding, with row -1, is last.
+    """Operands of ``relation_pairs``: edges by row, then relation, padding (row -1) last."""
 
-    Attributes:
-        rows: ``(edges,)``, the row of each edge.
-        types: ``(edges,)``, the relation of each edge.
-    """
-
-    rows: Any
-    types: Any
+    rows: Any  # (edges,), the row of each edge
+    types: Any  # (edges,), the relation of each edge
 
 
 def _result(operands: TypedRows, *, num_relations: int, num_pairs: int) -> list[Any]:

@@ -26,20 +26,12 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 
 
 class Relations(NamedTuple):
-    """Operands of ``relational_aggregate``; x, rhs and the result have one dtype.
+    """Operands of ``relational_aggregate``; x, rhs and the result have one dtype."""
 
-    Attributes:
-        x: features, ``(sources, k)``.
-        rhs: weights of relations, ``(relations, k, n)``, or if ``transposed``
-            ``(relations, n, k)``.
-        weight: weights of edges, ``(edges,)`` in the accumulator type, or None.
-        matrix: matrix of the edges.
-    """
-
-    x: Any
-    rhs: Any
-    weight: Any
-    matrix: RelationalMatrix
+    x: Any  # features, (sources, k)
+    rhs: Any  # weights of relations, (relations, k, n), or if `transposed` (relations, n, k)
+    weight: Any  # weights of edges, (edges,) in the accumulator type, or None
+    matrix: RelationalMatrix  # matrix of the edges
 
 
 def _result(operands: Relations, *, transposed: bool, **attributes: object) -> jax.ShapeDtypeStruct:

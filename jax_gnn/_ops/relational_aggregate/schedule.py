@@ -31,29 +31,18 @@ _EDGE_BYTES, _ID_BYTES = 12, 4
 
 
 class Counts(NamedTuple):
-    """Sizes that decide how long a sum of products by relation takes.
+    """Sizes that decide how long a sum of products by relation takes."""
 
-    Attributes:
-        num_src: Number of sources.
-        num_dst: Number of destinations.
-        edges: Number of edges.
-        relations: Number of relations.
-        source_pairs: Number of (source, relation) pairs, at least 1; 0 without that part.
-        destination_pairs: Number of (destination, relation) pairs, at least 1; 0 without that part.
-        k: Features of a source.
-        n: Features of a destination.
-        itemsize: Bytes of a feature.
-    """
-
-    num_src: int
-    num_dst: int
-    edges: int
-    relations: int
-    source_pairs: int
+    num_src: int  # number of sources
+    num_dst: int  # number of destinations
+    edges: int  # number of edges
+    relations: int  # number of relations
+    source_pairs: int  # number of (source, relation) pairs, at least 1; 0 without that part
+    # Number of (destination, relation) pairs, at least 1; 0 without that part.
     destination_pairs: int
-    k: int
-    n: int
-    itemsize: int
+    k: int  # features of a source
+    n: int  # features of a destination
+    itemsize: int  # bytes of a feature
 
     @property
     def T(self) -> Counts:
@@ -84,19 +73,12 @@ class RelationalSchedule(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """Work of a launch; ``+`` joins the work of one launch.
+    """Work of a launch; ``+`` joins the work of one launch."""
 
-    Attributes:
-        missed: Bytes that miss L2.
-        moved: All bytes read and written.
-        flops: Additions and multiplications.
-        extra: Microseconds that are not hidden behind these.
-    """
-
-    missed: float = 0
-    moved: float = 0
-    flops: float = 0
-    extra: float = 0
+    missed: float = 0  # bytes that miss L2
+    moved: float = 0  # all bytes read and written
+    flops: float = 0  # additions and multiplications
+    extra: float = 0  # microseconds that are not hidden behind these
 
     def __add__(self, work: Launch) -> Launch:
         missed_bytes, moved_bytes = self.missed + work.missed, self.moved + work.moved

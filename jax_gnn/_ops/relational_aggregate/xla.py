@@ -203,21 +203,14 @@ def types_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
 
 
 class EdgesByRelation(NamedTuple):
-    """Edges in the order of relations.
+    """Edges in the order of relations."""
 
-    Attributes:
-        order: ``(edges,)`` places in the order of the weights.
-        types: ``(edges,)`` relations, ascending; the number of relations for padding.
-        sources: matrix whose row i reads the source of edge i; its transpose sums into sources.
-        destinations: matrix whose row i reads the destination of edge i.
-        to_weights: matrix that brings arrays of edges into the order of the weights.
-    """
-
-    order: Array
-    types: Array
+    order: Array  # (edges,) places in the order of the weights
+    types: Array  # (edges,) relations, ascending; the number of relations for padding
+    # Matrix whose row i reads the source of edge i; its transpose sums into sources.
     sources: SparseMatrix
-    destinations: SparseMatrix
-    to_weights: SparseMatrix
+    destinations: SparseMatrix  # matrix whose row i reads the destination of edge i
+    to_weights: SparseMatrix  # matrix that brings arrays of edges into the order of the weights
 
     @classmethod
     def of(cls, matrix: RelationalMatrix, num_relations: int) -> EdgesByRelation:

@@ -184,21 +184,14 @@ def _block_diagonal(kernel: Array, width: int) -> Array:
 
 
 class RGATScores(NamedTuple):
-    """Form of RGAT's scores and softmax.
+    """Form of RGAT's scores and softmax."""
 
-    Attributes:
-        multiplicative: Whether scores are products of both ends' dots, else the LeakyReLU of sums.
-        slope: Slope of the LeakyReLU.
-        edge_bias: ``(edges, heads)`` terms of the sums, or factors of the products; or None.
-        within_relations: Whether the softmax runs within each relation, else over all edges.
-        edge_scale: ``(edges, heads)`` factors after the softmax, or None.
-    """
-
+    # Whether scores are products of both ends' dots, else the LeakyReLU of sums.
     multiplicative: bool
-    slope: float
-    edge_bias: Array | None
-    within_relations: bool
-    edge_scale: Array | None
+    slope: float  # slope of the LeakyReLU
+    edge_bias: Array | None  # (edges, heads) terms of the sums, or factors of the products; or None
+    within_relations: bool  # whether the softmax runs within each relation, else over all edges
+    edge_scale: Array | None  # (edges, heads) factors after the softmax, or None
 
     def of(self, dst: Array, src: Array) -> Array:
         """Return ``(edges, heads)`` scores from the dots at destinations and sources."""

@@ -34,26 +34,16 @@ from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, total, weighted
 
 
 class Operands(NamedTuple):
-    """Operands of ``pair_attention``; or tangents or cotangents of them, without a matrix.
+    """Operands of ``pair_attention``; or tangents or cotangents of them, without a matrix."""
 
-    Attributes:
-        value: ``(sources, heads · k)`` values.
-        key: ``(sources, heads · k)`` keys, or None where they are the values.
-        query: ``(destination pairs, heads · k)`` queries.
-        kernel: ``(relations, k, heads · n)`` weights of the sums.
-        bias: ``(relations, heads · n)``, or None.
-        shift: ``(destination pairs, heads)`` in the accumulator type, terms of all scores of a
-            pair; or None.
-        matrix: matrix of the graph, with the part "to_pairs".
-    """
-
-    value: Any
-    key: Any
-    query: Any
-    kernel: Any
-    bias: Any
+    value: Any  # (sources, heads · k) values
+    key: Any  # (sources, heads · k) keys, or None where they are the values
+    query: Any  # (destination pairs, heads · k) queries
+    kernel: Any  # (relations, k, heads · n) weights of the sums
+    bias: Any  # (relations, heads · n), or None
+    # (destination pairs, heads) in the accumulator type, terms of all scores of a pair; or None.
     shift: Any
-    matrix: Any = None
+    matrix: Any = None  # matrix of the graph, with the part "to_pairs"
 
 
 def _dots(value: Array, key: Array | None, query: Array) -> DotScores:
@@ -61,21 +51,13 @@ def _dots(value: Array, key: Array | None, query: Array) -> DotScores:
 
 
 class Residuals(NamedTuple):
-    """Constants of ``pair_attention_jvp``.
+    """Constants of ``pair_attention_jvp``."""
 
-    Attributes:
-        operands: operands of ``pair_attention``.
-        y: result.
-        sums: sums s, ``(destination pairs, heads · k)``.
-        stats: statistics of ``attention``.
-        share: weights c, ``(destination pairs, heads)``.
-    """
-
-    operands: Operands
-    y: Any
-    sums: Any
-    stats: Any
-    share: Any
+    operands: Operands  # operands of `pair_attention`
+    y: Any  # result
+    sums: Any  # sums s, (destination pairs, heads · k)
+    stats: Any  # statistics of `attention`
+    share: Any  # weights c, (destination pairs, heads)
 
 
 def _steps(

@@ -25,17 +25,11 @@ from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, weighte
 
 
 class Projections(NamedTuple):
-    """Constants of ``typed_values``.
+    """Constants of ``typed_values``."""
 
-    Attributes:
-        kernel: ``(relations, k, heads · n)`` weights of the values.
-        vectors: ``(relations, heads, k)`` vectors of the destinations' dots.
-        matrix: matrix of the graph, with the parts "from_pairs" and "to_pairs".
-    """
-
-    kernel: Array
-    vectors: Array
-    matrix: RelationalMatrix
+    kernel: Array  # (relations, k, heads · n) weights of the values
+    vectors: Array  # (relations, heads, k) vectors of the destinations' dots
+    matrix: RelationalMatrix  # matrix of the graph, with the parts "from_pairs" and "to_pairs"
 
 
 def product(

@@ -78,22 +78,15 @@ def weighted(
 
 
 class BlockOptions(TypedDict):
-    """Static attributes of ``sample_block``.
+    """Static attributes of ``sample_block``."""
 
-    Attributes:
-        num_nodes: number of nodes of the sampled graph.
-        num_edges: room for edges.
-        num_src: room for sources: in a tree, one for each destination and edge. Edges from further
-            nodes, those of the largest ids, are left out.
-        is_tree: whether each edge has a source of its own; else each node is one source.
-        ascending: whether edges of a destination are put in the sampled graph's order.
-    """
-
-    num_nodes: int
-    num_edges: int
+    num_nodes: int  # number of nodes of the sampled graph
+    num_edges: int  # room for edges
+    # Room for sources: in a tree, one for each destination and edge. Edges from further nodes,
+    # those of the largest ids, are left out.
     num_src: int
-    is_tree: bool
-    ascending: bool
+    is_tree: bool  # whether each edge has a source of its own; else each node is one source
+    ascending: bool  # whether edges of a destination are put in the sampled graph's order
 
 
 def chunk_block(

@@ -40,39 +40,24 @@ class UniformOperands(NamedTuple):
 
 
 class WeightedOperands(NamedTuple):
-    """Operands of ``sample_weighted``.
+    """Operands of ``sample_weighted``."""
 
-    Attributes:
-        sums: ``(num_whole + 1,)`` uint32, of :class:`jax_gnn.sampling.EdgeProbability`.
-        starts: ``(rows,)``, first edge of each row.
-        degrees: ``(rows,)``, number of edges of each row.
-        key: two words.
-    """
-
-    sums: Array
-    starts: Array
-    degrees: Array
-    key: Array
+    sums: Array  # (num_whole + 1,) uint32, of `jax_gnn.sampling.EdgeProbability`
+    starts: Array  # (rows,), first edge of each row
+    degrees: Array  # (rows,), number of edges of each row
+    key: Array  # two words
 
 
 class BlockOperands(NamedTuple):
-    """Operands of ``sample_block``.
+    """Operands of ``sample_block``."""
 
-    Attributes:
-        nodes: ``(num_dst,)``, ids of the destinations; -1 is padding.
-        starts: ``(num_dst,)``, start of each destination's edges in ``cols``.
-        offsets: ``(num_dst, fanout)``, drawn edges, as offsets from ``starts``.
-        counts: ``(num_dst,)``, number of valid draws, which come first.
-        cols: ``(num_whole,)``, sources of the sampled graph's edges.
-        seeds: ``(num_dst,)``, seed of each destination, below ``num_dst``, if a node is one source
-            for each seed; else None.
-    """
-
-    nodes: Array
-    starts: Array
-    offsets: Array
-    counts: Array
-    cols: Array
+    nodes: Array  # (num_dst,), ids of the destinations; -1 is padding
+    starts: Array  # (num_dst,), start of each destination's edges in `cols`
+    offsets: Array  # (num_dst, fanout), drawn edges, as offsets from `starts`
+    counts: Array  # (num_dst,), number of valid draws, which come first
+    cols: Array  # (num_whole,), sources of the sampled graph's edges
+    # (num_dst,), seed of each destination, below `num_dst`, if a node is one source for each seed;
+    # else None.
     seeds: Array | None = None
 
 

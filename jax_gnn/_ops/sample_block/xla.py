@@ -152,19 +152,12 @@ def weighted(
 
 
 class DrawnEdges(NamedTuple):
-    """Edges by destination, ascending; padding comes last.
+    """Edges by destination, ascending; padding comes last."""
 
-    Attributes:
-        indptr: ``(num_dst + 1,)``, row pointers.
-        rows: ``(edges,)``, destination of each edge, numbered within the block; -1 for padding.
-        places: ``(edges,)``, place of each edge in the sampled graph.
-        nodes: ``(edges,)``, id of each edge's source in the sampled graph.
-    """
-
-    indptr: Array
-    rows: Array
-    places: Array
-    nodes: Array
+    indptr: Array  # (num_dst + 1,), row pointers
+    rows: Array  # (edges,), destination of each edge, numbered within the block; -1 for padding
+    places: Array  # (edges,), place of each edge in the sampled graph
+    nodes: Array  # (edges,), id of each edge's source in the sampled graph
 
 
 def compact_draws(

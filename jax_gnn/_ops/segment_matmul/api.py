@@ -318,21 +318,13 @@ def segment_outer(
 
 
 class _ProductArgs(NamedTuple):
-    """Parsed factors and dtypes of a product.
+    """Parsed factors and dtypes of a product."""
 
-    Attributes:
-        lhs: left factor, in the dtype of the primitive.
-        rhs: right factor, in the dtype of the primitive.
-        precision: precision of the product.
-        dtype: dtype of the primitive's result.
-        result_dtype: dtype of the public function's result.
-    """
-
-    lhs: Array
-    rhs: Array
-    precision: jax.lax.Precision
-    dtype: DTypeLike
-    result_dtype: DTypeLike
+    lhs: Array  # left factor, in the dtype of the primitive
+    rhs: Array  # right factor, in the dtype of the primitive
+    precision: jax.lax.Precision  # precision of the product
+    dtype: DTypeLike  # dtype of the primitive's result
+    result_dtype: DTypeLike  # dtype of the public function's result
 
 
 def _parse_product(

@@ -45,30 +45,20 @@ from jax_gnn._ops.segment_reduce.primitive import gather, total
 
 
 class Rows(NamedTuple):
-    """Operands of ``segment_matmul``, of one dtype; the result has that or the accumulator's.
+    """Operands of ``segment_matmul``, of one dtype; the result has that or the accumulator's."""
 
-    Attributes:
-        lhs: rows, ``(rows, k)``, or with ``gather`` any number of rows.
-        rhs: weights, ``(groups, k, n)``, or if ``transposed`` ``(groups, n, k)``.
-        bias: ``(groups, n)``, or None.
-        residual: ``(rows, n)`` in the dtype of the result, added to all of its rows; or None.
-        scale: ``(rows,)`` factors in the accumulator type, or None.
-        sizes: ``(num_sizes,)`` numbers of rows of the groups.
-        offset: ``(1,)``, the first group with a weight.
-        gather: matrix ``(rows, rows of lhs)`` of the row that each row reads, zeros if out of
-            range; None: row i reads row i. Its transpose sums; that of a permutation has no rows.
-        scatter: permutation: by row, the row of the product of each row of the result, zeros if out
-            of range; by column, the row that each row of the product is written to. Or None.
-    """
-
-    lhs: Any
-    rhs: Any
-    bias: Any
-    residual: Any
-    scale: Any
-    sizes: Any
-    offset: Any
+    lhs: Any  # rows, (rows, k), or with `gather` any number of rows
+    rhs: Any  # weights, (groups, k, n), or if `transposed` (groups, n, k)
+    bias: Any  # (groups, n), or None
+    residual: Any  # (rows, n) in the dtype of the result, added to all of its rows; or None
+    scale: Any  # (rows,) factors in the accumulator type, or None
+    sizes: Any  # (num_sizes,) numbers of rows of the groups
+    offset: Any  # (1,), the first group with a weight
+    # Matrix (rows, rows of lhs) of the row that each row reads, zeros if out of range; None: row i
+    # reads row i. Its transpose sums; that of a permutation has no rows.
     gather: SparseMatrix | None = None
+    # Permutation: by row, the row of the product of each row of the result, zeros if out of range;
+    # by column, the row that each row of the product is written to. Or None.
     scatter: SparseMatrix | None = None
 
 
@@ -76,24 +66,15 @@ class Factors(NamedTuple):
     """Operands of ``segment_outer``, of one dtype.
 
     Rows for which an id is out of range are left out, even if the factor in range is NaN.
-
-    Attributes:
-        lhs: left rows, ``(rows, k)``, or with ``lhs_gather`` any number of rows.
-        rhs: right rows, ``(rows, n)``, or with ``rhs_gather`` any number of rows.
-        scale: factors, as in `Rows`.
-        sizes: numbers of rows, as in `Rows`.
-        offset: first group of the result, as in `Rows`.
-        lhs_gather: row of lhs that each row reads, as ``gather`` in `Rows`.
-        rhs_gather: row of rhs that each row reads, as ``gather`` in `Rows`.
     """
 
-    lhs: Any
-    rhs: Any
-    scale: Any
-    sizes: Any
-    offset: Any
-    lhs_gather: SparseMatrix | None = None
-    rhs_gather: SparseMatrix | None = None
+    lhs: Any  # left rows, (rows, k), or with `lhs_gather` any number of rows
+    rhs: Any  # right rows, (rows, n), or with `rhs_gather` any number of rows
+    scale: Any  # factors, as in `Rows`
+    sizes: Any  # numbers of rows, as in `Rows`
+    offset: Any  # first group of the result, as in `Rows`
+    lhs_gather: SparseMatrix | None = None  # row of lhs that each row reads, as `gather` in `Rows`
+    rhs_gather: SparseMatrix | None = None  # row of rhs that each row reads, as `gather` in `Rows`
 
 
 def _num_rows(x: Array, *gathers: SparseMatrix | None) -> int:

@@ -60,34 +60,24 @@ class Messages(NamedTuple):
 
     The epilogue maps a reduced row to ``result_scale · relu(out_scale · (row + self_scale · x) +
     residual + bias)``, without the terms that are None.
-
-    Attributes:
-        x: ``(rows, *features)`` as users gave it, since plain XLA copies what is reshaped; with a
-            weight ``(rows, features)``.
-        weight: ``(entries, heads)`` in the accumulator type, or None.
-        matrix: the entries of each row, and the row of x that each entry reads.
-        self_scale: ``(rows,)`` or ``(1,)`` in the accumulator type, or None.
-        out_scale: ``(rows,)`` or ``(1,)`` in the accumulator type, or None.
-        residual: an array like the result, or None.
-        bias: the features of a row in the accumulator type, or None.
-        result_scale: ``(rows,)`` or ``(1,)`` in the accumulator type, or None.
-        halo: ``(halo rows, *features)``, rows that columns number after those of x, for sums; or
-            None. Own features are those of x alone.
-        halo_rows: entries by row of the halo, which the matrix has last by column.
-        num_valid: ``(1,)``, the number of entries before the padding; or None.
     """
 
+    # (rows, *features) as users gave it, since plain XLA copies what is reshaped; with a weight
+    # (rows, features).
     x: Any
-    weight: Any
-    matrix: SparseMatrix
-    self_scale: Any = None
-    out_scale: Any = None
-    residual: Any = None
-    bias: Any = None
-    result_scale: Any = None
+    weight: Any  # (entries, heads) in the accumulator type, or None
+    matrix: SparseMatrix  # the entries of each row, and the row of x that each entry reads
+    self_scale: Any = None  # (rows,) or (1,) in the accumulator type, or None
+    out_scale: Any = None  # (rows,) or (1,) in the accumulator type, or None
+    residual: Any = None  # an array like the result, or None
+    bias: Any = None  # the features of a row in the accumulator type, or None
+    result_scale: Any = None  # (rows,) or (1,) in the accumulator type, or None
+    # (halo rows, *features), rows that columns number after those of x, for sums; or None. Own
+    # features are those of x alone.
     halo: Any = None
+    # Entries by row of the halo, which the matrix has last by column.
     halo_rows: LastRows | None = None
-    num_valid: Any = None
+    num_valid: Any = None  # (1,), the number of entries before the padding; or None
 
     @property
     def message(self) -> tuple[Any, Any, SparseMatrix]:

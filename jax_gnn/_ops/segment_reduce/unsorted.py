@@ -29,15 +29,10 @@ _ROW_BYTES, _LARGE = 64, 2**22
 
 
 class Rows(NamedTuple):
-    """Operands of both ops: rows, and ids of the rows that are written or read.
+    """Operands of both ops: rows, and ids of the rows that are written or read."""
 
-    Attributes:
-        x: ``(rows, *features)``.
-        ids: ``(entries,)``.
-    """
-
-    x: Any
-    ids: Any
+    x: Any  # (rows, *features)
+    ids: Any  # (entries,)
 
 
 def _call(platform: str, operands: Rows, **attributes: Attribute) -> Call | None:
