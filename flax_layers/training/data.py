@@ -366,18 +366,12 @@ def _distinct_names(dataset: NodeDataset, ids: np.ndarray) -> tuple[str, ...] | 
 
 
 class Renumbered(NamedTuple):
-    """A dataset in the numbers by which a model refers to relations, types and nodes.
+    """A dataset in the numbers by which a model refers to relations, types and nodes."""
 
-    Attributes:
-        dataset: Dataset in the model's numbers.
-        order: ``(num_nodes,)``, numbers of its nodes in the original dataset.
-        edges: ``(num_edges,)``, numbers of the original edges with relations in this dataset.
-        unnamed: Plurals of entities that are matched by number, as not both sides have names.
-    """
-
-    dataset: Any
-    order: np.ndarray
-    edges: np.ndarray
+    dataset: Any  # dataset in the model's numbers
+    order: np.ndarray  # (num_nodes,), numbers of its nodes in the original dataset
+    edges: np.ndarray  # (num_edges,), numbers of the original edges with relations in this dataset
+    # Plurals of entities that are matched by number, as not both sides have names.
     unnamed: tuple[str, ...]
 
     def warn(self) -> None:
@@ -506,21 +500,13 @@ def _reordered(fields: dict[str, Any], order: np.ndarray) -> dict[str, Any]:
 
 
 class Fingerprint(NamedTuple):
-    """Identity of a dataset: its name, its size and SHA-256 sums, in hexadecimal.
+    """Identity of a dataset: its name, its size and SHA-256 sums, in hexadecimal."""
 
-    Attributes:
-        name: Name of the dataset.
-        num_nodes: Number of nodes.
-        structure: Sum of the edges or incidences.
-        features: Sum of `x`.
-        labels: Sum of `y` and the classes' names.
-    """
-
-    name: str
-    num_nodes: int
-    structure: str
-    features: str
-    labels: str
+    name: str  # name of the dataset
+    num_nodes: int  # number of nodes
+    structure: str  # sum of the edges or incidences
+    features: str  # sum of `x`
+    labels: str  # sum of `y` and the classes' names
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
         """Return the names of the sums that differ; names of datasets need not agree."""

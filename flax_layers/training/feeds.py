@@ -25,19 +25,12 @@ from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 
 
 class Feed(Protocol):
-    """Source of a training's data.
+    """Source of a training's data."""
 
-    Attributes:
-        graph: The graph; for many graphs stacked batches.
-        inputs: Features after the preprocessing, and perhaps weights of edges.
-        epochs_per_call: Number of epochs in one compiled call.
-        steps_per_epoch: Number of steps of the optimizer.
-    """
-
-    graph: Any
-    inputs: tuple[Any, ...]
-    epochs_per_call: int
-    steps_per_epoch: int
+    graph: Any  # the graph; for many graphs stacked batches
+    inputs: tuple[Any, ...]  # features after the preprocessing, and perhaps weights of edges
+    epochs_per_call: int  # number of epochs in one compiled call
+    steps_per_epoch: int  # number of steps of the optimizer
 
     @property
     def sample(self) -> Sample | None:

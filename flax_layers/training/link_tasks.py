@@ -45,17 +45,12 @@ _ARRAYS = ("nodes", "relations", "known")  # of the file of an index, by field
 
 
 class LinkIndex(NamedTuple):
-    """Data that queries are answered from, which a checkpoint holds beside the parameters.
+    """Data that queries are answered from, which a checkpoint holds beside the parameters."""
 
-    Attributes:
-        nodes: Encoded nodes, ``(num_nodes, features)``.
-        relations: Encoded relations, ``(2 * num_relations, features)``; no rows without relations.
-        facts: Source, relation and destination of all edges of the data, ``(3, num_edges)`` int32.
-            The relation is 0 without relations; an undirected graph has both directions.
-    """
-
-    nodes: Array
-    relations: Array
+    nodes: Array  # encoded nodes, (num_nodes, features)
+    relations: Array  # encoded relations, (2 * num_relations, features); no rows without relations
+    # Source, relation and destination of all edges of the data, (3, num_edges) int32. The relation
+    # is 0 without relations; an undirected graph has both directions.
     facts: np.ndarray
 
     def write(self, path: Path) -> None:
@@ -116,21 +111,13 @@ def link_graph(dataset: RelationalDataset) -> RelationalGraph:
 
 
 class _Queries(NamedTuple):
-    """Queries of the training graph: its (source, relation) pairs.
+    """Queries of the training graph: its (source, relation) pairs."""
 
-    Attributes:
-        subjects: Source of each query, ``(num_queries,)``.
-        relations: Relation of each query, ``(num_queries,)``.
-        starts: Start of each query's answers, ``(num_queries + 1,)``.
-        answers: Answers, query by query, ``(num_edges,)``.
-        edge_queries: ``(num_edges, 2)``, in the order of the graph: the queries that an edge and
-            its inverse answer.
-    """
-
-    subjects: np.ndarray
-    relations: np.ndarray
-    starts: np.ndarray
-    answers: np.ndarray
+    subjects: np.ndarray  # source of each query, (num_queries,)
+    relations: np.ndarray  # relation of each query, (num_queries,)
+    starts: np.ndarray  # start of each query's answers, (num_queries + 1,)
+    answers: np.ndarray  # answers, query by query, (num_edges,)
+    # (num_edges, 2), in the order of the graph: the queries that an edge and its inverse answer.
     edge_queries: np.ndarray
 
     @classmethod
