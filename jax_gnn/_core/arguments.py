@@ -10,7 +10,7 @@ import reprlib
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.export
@@ -155,8 +155,7 @@ def check_residual(
 
 def as_ids(name: str, ids: object) -> Array:
     """Return a vector of ids as int32 or int64 in JAX."""
-    result: Array = check_ids(name, ids, traced=True)
-    return result
+    return cast(Array, check_ids(name, ids, traced=True))
 
 
 def check_pairs(first_name: str, first: object, second_name: str, second: object) -> Any:
@@ -237,8 +236,7 @@ def _clip_large_integers(values: Sequence[object], array: np.ndarray) -> np.ndar
     if not exact.size or not all(type(i) is int or isinstance(i, np.integer) for i in exact.flat):
         return array
     limits = np.iinfo(np.int64)
-    result: np.ndarray = np.clip(exact, limits.min, limits.max).astype(np.int64)
-    return result
+    return cast(np.ndarray, np.clip(exact, limits.min, limits.max).astype(np.int64))
 
 
 def check_size(name: str, size: Any, *ids: IdArray) -> Any:
@@ -519,8 +517,7 @@ def check_callable(name: str, value: object) -> None:
 def check_container(name: str, value: Any, kind: type[C]) -> C:
     """Return a container of graphs that has passed its own check."""
     check_instance(name, value, kind)
-    result: C = value.check(name)
-    return result
+    return cast(C, value.check(name))
 
 
 def check_instance(name: str, value: Any, kind: type) -> None:

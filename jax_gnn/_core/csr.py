@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.export
@@ -67,8 +67,7 @@ class Csr:
     @property
     def count(self) -> int:
         """Number of entries, padding included."""
-        result: int = self.ids.shape[0]
-        return result
+        return cast(int, self.ids.shape[0])
 
     @property
     def counts(self) -> Array:
@@ -79,8 +78,7 @@ class Csr:
         """Return ``(entries,)``: whether each entry is no padding."""
         sizes = (self.rows, self.num_rows), (self.cols, num_cols), (self.order, self.count)
         checks = [in_range(ids, size) for ids, size in sizes if ids is not None]
-        result: Array = functools.reduce(operator.and_, checks)
-        return result
+        return cast(Array, functools.reduce(operator.and_, checks))
 
 
 class LastRows(NamedTuple):

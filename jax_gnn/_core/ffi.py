@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jaxlib
@@ -95,8 +95,7 @@ def _module(platform: Platform) -> types.ModuleType:
             version = version or "of an unknown version"
             raise ImportError(f"{CUDA_PACKAGE} is {version}, jax-gnn-kernels {__version__}")
         (entry_point,) = package.entry_points.select(group="jax_gnn.cuda")
-        result: types.ModuleType = entry_point.load()
-        return result
+        return cast(types.ModuleType, entry_point.load())
     except ImportError:
         raise
     except Exception as error:  # files of its metadata are missing or truncated
@@ -186,8 +185,7 @@ STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 @functools.cache
 def host_function(name: str) -> Callable[..., Any]:
     """Return a compiled function on numpy arrays."""
-    result: Callable[..., Any] = getattr(_module("cpu"), name)
-    return result
+    return cast(Callable[..., Any], getattr(_module("cpu"), name))
 
 
 @functools.cache
@@ -265,5 +263,4 @@ def implementation(name: Implementation | None) -> AbstractContextManager[None]:
         Array([3.], dtype=float32)
     """
     check_implementation(name)
-    result: AbstractContextManager[None] = chosen_implementation(name)
-    return result
+    return cast(AbstractContextManager[None], chosen_implementation(name))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -134,8 +134,7 @@ class _Call:
 
     @property
     def num_residuals(self) -> int:
-        result: int = self.tree.children()[0].num_leaves
-        return result
+        return cast(int, self.tree.children()[0].num_leaves)
 
     def run(self, *leaves: Array) -> list[Array]:
         """Apply the function to leaves with all their batches."""

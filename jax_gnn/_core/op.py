@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import jax
 import jax.export
@@ -76,8 +76,7 @@ class Operand:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the array."""
-        result: tuple[int, ...] = self.aval.shape
-        return result
+        return cast(tuple[int, ...], self.aval.shape)
 
     @property
     def dtype(self) -> Any:
@@ -496,8 +495,7 @@ def _prefers_xla(op: Op, *arguments: Any, **attributes: object) -> bool:
 def varying_axes(aval: Aval) -> frozenset[str]:
     """Return the manual mesh axes that an abstract value varies over."""
     manual = getattr(aval, "manual_axis_type", None)
-    result: frozenset[str] = manual.varying if manual is not None else aval.vma
-    return result
+    return cast(frozenset[str], manual.varying if manual is not None else aval.vma)
 
 
 def align_varying(operands: Sequence[PyTree]) -> list[Any]:

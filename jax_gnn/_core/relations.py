@@ -7,7 +7,7 @@ relation are contiguous, as segmented products need them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +46,12 @@ class Pairs:
     @property
     def num_pairs(self) -> int:
         """Number of pairs, padding included."""
-        result: int = self.nodes.shape[-1]
-        return result
+        return cast(int, self.nodes.shape[-1])
 
     @property
     def num_relations(self) -> int:
         """Number of relations."""
-        result: int = self.sizes.shape[-1]
-        return result
+        return cast(int, self.sizes.shape[-1])
 
     @property
     def relations(self) -> Any:

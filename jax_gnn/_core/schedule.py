@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 import jax.export
@@ -48,8 +48,7 @@ def use(schedule: Any) -> AbstractContextManager[None]:
         ValueError: no kernel has the value of one of its fields.
     """
     if schedule is None:
-        result: AbstractContextManager[None] = _forced(None)
-        return result
+        return cast(AbstractContextManager[None], _forced(None))
     families = {family.schedule: family for family in schedule_cache.FAMILIES.values()}
     if (family := families.get(type(schedule))) is None:
         raise TypeError(f"schedule must be one of jax_gnn.schedules, got {schedule!r}")
@@ -58,8 +57,7 @@ def use(schedule: Any) -> AbstractContextManager[None]:
             values = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else allowed
             owner = type(schedule).__name__
             raise ValueError(f"{name} of a {owner} must be of {values}, got {value!r}")
-    result = _forced(schedule)
-    return result
+    return cast(AbstractContextManager[None], _forced(schedule))
 
 
 @dataclass(frozen=True)
@@ -128,5 +126,4 @@ def describe(key: str, fields: tuple[Any, ...]) -> str:
     family = schedule_cache.family_of(key)
     if family is None:
         return f"of an op that this version does not know: {fields}"
-    result: str = family.describe(family.schedule(*fields))
-    return result
+    return cast(str, family.describe(family.schedule(*fields)))

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -223,8 +223,7 @@ def reshard_like(x: Array, aval: Aval) -> Array:
     if not is_explicit(avals):
         return x
     split = next(aval for aval in avals if is_explicit([aval]))
-    result: Array = jax.sharding.reshard(x, _over(split, *aval.sharding.spec))
-    return result
+    return cast(Array, jax.sharding.reshard(x, _over(split, *aval.sharding.spec)))
 
 
 def where(mask: Array, x: Array, fill: ArrayLike) -> Array:

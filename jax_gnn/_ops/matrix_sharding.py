@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -114,8 +114,7 @@ def _num_heads(named: PyTree, operands: Mapping[str, str]) -> int:
     """Return the size of the axis ``h`` of an operand that has one; 1 if none has."""
     for name, factors in operands.items():
         if "h" in parse_axes(factors) and (x := getattr(named, name, None)) is not None:
-            result: int = x.shape[parse_axes(factors).index("h")]
-            return result
+            return cast(int, x.shape[parse_axes(factors).index("h")])
     return 1
 
 

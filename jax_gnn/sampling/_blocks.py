@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -190,5 +190,4 @@ def source_seeds(graph: Graph, seeds: Array) -> Array:
     starts, xp = graph.t_indptr, namespace(seeds)
     first_edge = xp.where(starts[1:] > starts[:-1], starts[:-1], PADDING)
     new = take_ids(seeds, take_ids(graph.t_cols, first_edge))
-    result: Array = xp.concatenate([seeds, new[seeds.shape[0] :]])
-    return result
+    return cast(Array, xp.concatenate([seeds, new[seeds.shape[0] :]]))

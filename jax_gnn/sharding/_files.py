@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -299,8 +299,7 @@ def _decode(description: Any, arrays: Sequence[np.ndarray], axis: str) -> object
     cls = CLASSES[description["kind"]]
     if cls is Exchange:
         values["axis"] = axis
-    value: object = cls(**values)
-    return value
+    return cast(object, cls(**values))
 
 
 def _read_plan(path: Path, axis: str, count: int) -> dict[str, np.ndarray]:

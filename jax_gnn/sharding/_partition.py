@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import jax
 import numpy as np
@@ -121,8 +121,7 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
         # Boundaries split nodes and edges evenly, with equal weight.
         position, centre = np.arange(num_nodes) + 0.5, (indptr[1:] + indptr[:-1]) / 2
         share = (position / num_nodes + centre / max(indptr[-1], 1)) / (2 if indptr[-1] else 1)
-        contiguous: np.ndarray = np.minimum(share * num_parts, num_parts - 1).astype(np.int32)
-        return contiguous
+        return cast(np.ndarray, np.minimum(share * num_parts, num_parts - 1).astype(np.int32))
     parts = np.empty(num_nodes, np.int32)
     if method == "metis":
         parts[:] = _metis(edges, num_parts)
@@ -233,8 +232,7 @@ def parse_graph(graph: Graph | RelationalGraph | HeteroGraph | Hypergraph) -> Sp
         graph.check_arrays()
     if is_traced(*jax.tree.leaves(graph)):
         raise TypeError("graph must be sharded before jax.jit")
-    host: Splittable = jax.device_get(graph)
-    return host
+    return cast(Splittable, jax.device_get(graph))
 
 
 def majority_parts(incidences: Graph, node_parts: np.ndarray, num_parts: int) -> np.ndarray:

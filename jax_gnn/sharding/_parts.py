@@ -264,8 +264,7 @@ class RelationalPart(RelationalGraph, _HasHalo):
             ValueError: the call is not in `jax.shard_map`.
         """
         self.exchange.check()
-        degrees: Array = jax.lax.psum(super().relation_degrees(), self.exchange.axis)
-        return degrees
+        return cast(Array, jax.lax.psum(super().relation_degrees(), self.exchange.axis))
 
 
 @public

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -161,8 +161,7 @@ class ShardedGraph:
         def reshard(values: Array) -> Array:
             self._check_axes("values", values, matrix.shape)
             array = values if is_traced(values) else np.asarray(values)
-            sharded: Array = self.shard(array.reshape(-1, *values.shape[2:])[places])
-            return sharded
+            return cast(Array, self.shard(array.reshape(-1, *values.shape[2:])[places]))
 
         return reshard
 
@@ -270,8 +269,7 @@ class ShardedGraph:
         array = jnp.asarray(rows)
         self._check_axes("rows", array, self.node_ids.shape)
         array = jax.sharding.reshard(array, NamedSharding(self.mesh, PartitionSpec()))
-        unsharded: Array = array.reshape(-1, *array.shape[2:])[self.places]
-        return unsharded
+        return cast(Array, array.reshape(-1, *array.shape[2:])[self.places])
 
     def apply(self, function: Callable[..., Result], *values: Any, **named: Any) -> Result:
         """Call a function, such as a model, on each device with its part.
@@ -303,8 +301,7 @@ class ShardedGraph:
         # Leaves have a leading axis of one device inside.
         spec = PartitionSpec(self.axis)
         run = jax.shard_map(call, mesh=self.mesh, in_specs=spec, out_specs=spec)
-        result: Result = run(self.part, values)
-        return result
+        return run(self.part, values)
 
     def _check_split(self) -> None:
         part, (count, capacity) = self.part, self.node_ids.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.export
@@ -66,8 +66,7 @@ def _batch(bind: Bind, operands: TypedRows, batched: TypedRows, size: int) -> li
     del size
     axes = tuple(0 if is_batched else None for is_batched in batched)
     plain: Any = functools.partial(_xla, **bind.attributes)
-    result: list[Array] = jax.vmap(plain, axes)(*operands)
-    return result
+    return cast(list[Array], jax.vmap(plain, axes)(*operands))
 
 
 relation_pairs = Op(

@@ -516,16 +516,13 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
 def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, size: int) -> Array:
     """Join the batch with the groups, for both primitives."""
     operands = broadcast_batch(operands, batched, size)
-    output: Array
     if size == 1:
-        output = bind(jax.tree.map(lambda x: x[0], operands))[None]
-        return output
+        return cast(Array, bind(jax.tree.map(lambda x: x[0], operands))[None])
     is_outer = "num_groups" in bind.attributes
     num_groups = bind.attributes["num_groups"] if is_outer else operands.rhs.shape[1]
     rows = operands.lhs.shape[1]
     if not at_most(size * rows, MAX_SIZE):
-        output = map_batch(bind, operands)
-        return output
+        return cast(Array, map_batch(bind, operands))
     # Extend the first and the last group of each element over its rows of no group, so that groups
     # of all elements are contiguous; such rows are masked.
     cover = functools.partial(xla.cover, num_groups=num_groups, rows=rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.export
@@ -54,13 +54,11 @@ def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
     block = num_segments + 1  # one segment more, for padding
     limit = np.iinfo(ids.dtype).max
     if not (at_most(size * block, limit) and at_most(size * count, limit)):
-        result: Array = map_batch(bind, operands)
-        return result
+        return cast(Array, map_batch(bind, operands))
     number = jnp.arange(size, dtype=ids.dtype)[:, None]
     ids = jnp.where(in_range(ids, num_segments), ids, num_segments) + number * block
     order = bind(Ids(ids.ravel()), num_segments=size * block)
-    result = order.reshape(size, count) - number * count
-    return result
+    return cast(Array, order.reshape(size, count) - number * count)
 
 
 # The stable order of ids, with ids out of range last.
