@@ -18,26 +18,18 @@ from jax_gnn._core.types import PyTree
 
 
 def batch_features(
+    # Names of the operands that are (entries, heads); the others are features.
     weights: Sequence[str],
-    bind: Bind,
-    operands: PyTree,
-    batched: PyTree,
-    size: int,
+    bind: Bind,  # the primitive
+    operands: PyTree,  # its operands; the name of the matrix is `matrix`
+    batched: PyTree,  # for each array of the operands, whether it is batched
+    size: int,  # of the batch
     *,
-    per_entry: bool = False,
+    per_entry: bool = False,  # whether a result is (entries, heads), too: the batch joins the heads
+    # Names of operands, or of their fields, that are not batched and have no features.
     shared: Sequence[str] = (),
 ) -> Any:
-    """Apply a primitive on features and one matrix to a batch.
-
-    Args:
-        weights: names of the operands that are ``(entries, heads)``; the others are features.
-        bind: the primitive.
-        operands: its operands; the name of the matrix is ``matrix``.
-        batched: for each array of the operands, whether it is batched.
-        size: of the batch.
-        per_entry: whether a result is ``(entries, heads)``, too: the batch joins the heads.
-        shared: names of operands, or of their fields, that are not batched and have no features.
-    """
+    """Apply a primitive on features and one matrix to a batch."""
     if any(jax.tree.leaves(batched.matrix)):
         return disjoint_union(bind, operands, batched, size)
     # All share one matrix: the batch joins the features of each head, or the heads.

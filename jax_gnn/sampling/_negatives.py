@@ -264,28 +264,19 @@ def _ticket_shares(indptr: Array, num_edges: int, power: float) -> tuple[Array, 
 
 @jit("num", "sides", "power", "exclude")
 def _draw_pairs(
-    candidates: Candidates,
+    candidates: Candidates,  # the nodes to draw from
+    # Sources, destinations and any relations of edges of which an end is kept; None if both ends
+    # are drawn.
     links: tuple[Array, ...] | None,
-    rel: Array | None,
-    key: KeyWords,
-    num: int,
+    rel: Array | None,  # (num,), relation of each pair, if it has one and there are no `links`
+    key: KeyWords,  # two words
+    num: int,  # number of pairs, for each of `links` if there are any
+    # Ends that are drawn: both of a pair, or one, which a coin decides if it is "both".
     sides: tuple[Side, ...],
-    power: float,
-    exclude: bool,
+    power: float,  # power of the degree
+    exclude: bool,  # whether true edges are rejected
 ) -> tuple[Array, Array]:
-    """Draw pairs of nodes.
-
-    Args:
-        candidates: the nodes to draw from.
-        links: sources, destinations and any relations of edges of which an end is kept; None if
-            both ends are drawn.
-        rel: ``(num,)``, relation of each pair, if it has one and there are no `links`.
-        key: two words.
-        num: number of pairs, for each of `links` if there are any.
-        sides: ends that are drawn: both of a pair, or one, which a coin decides if it is "both".
-        power: power of the degree.
-        exclude: whether true edges are rejected.
-    """
+    """Draw pairs of nodes."""
     graph, count = candidates.edges, num
     src = dst = jnp.full(num, PADDING, graph.indptr.dtype)
     valid = jnp.ones(num, bool)

@@ -161,25 +161,17 @@ def total(fanout: Fanout, relations: Relations | None = None) -> int:
 
 
 def draw_by_relation(
-    draw: Draw,
-    types: Array,
-    starts: Array,
-    degrees: Array,
-    fanout: Fanout,
-    key: KeyWords,
+    draw: Draw,  # draws edges of rows
+    types: Array,  # (num_whole,), the relation of each edge, ascending in each row
+    starts: Array,  # (rows,), first edge of each row
+    degrees: Array,  # (rows,), number of edges of each row
+    fanout: Fanout,  # number of edges to draw, for each relation or over all
+    key: KeyWords,  # two words
+    # The final relation, if it is that of nodes to themselves: its edge is the row's last one, and
+    # is taken in addition to a fanout over all relations.
     self_relation_id: int | None,
 ) -> tuple[Array, Array]:
     """Draw edges of each row, by relation or over all of them, in any order.
-
-    Args:
-        draw: draws edges of rows.
-        types: ``(num_whole,)``, the relation of each edge, ascending in each row.
-        starts: ``(rows,)``, first edge of each row.
-        degrees: ``(rows,)``, number of edges of each row.
-        fanout: number of edges to draw, for each relation or over all.
-        key: two words.
-        self_relation_id: the final relation, if it is that of nodes to themselves: its edge is the
-            row's last one, and is taken in addition to a fanout over all relations.
 
     Returns:
         ``(rows, total)`` offsets in the row, and the number of valid ones.

@@ -146,18 +146,14 @@ def _bisect(
 
 
 def rejection_sample(
+    # Maps the number of the round to values, and which of them are accepted.
     propose: Callable[[Array], tuple[tuple[Array, ...], Array]],
+    # Initial values, (count,) each, which stay where nothing is accepted.
     values: tuple[Array, ...],
-    is_done: Array,
-    max_rounds: int | Array,
+    is_done: Array,  # (count,) bool, elements that need no draw
+    max_rounds: int | Array,  # number of rounds after which it ends
 ) -> tuple[tuple[Array, ...], Array]:
     """Propose values in rounds until all are accepted.
-
-    Args:
-        propose: maps the number of the round to values, and which of them are accepted.
-        values: initial values, ``(count,)`` each, which stay where nothing is accepted.
-        is_done: ``(count,)`` bool, elements that need no draw.
-        max_rounds: number of rounds after which it ends.
 
     Returns:
         The values, and which of them are done.

@@ -273,34 +273,23 @@ def _rgat_by_source(
 
 @auto_axes_like(3)
 def attend_hgt(
-    graph: RelationalGraph,
-    key: Array,
-    value: Array,
+    graph: RelationalGraph,  # graph with the parts that the method needs
+    key: Array,  # inputs of keys, (sources, k) or (sources, heads · k)
+    value: Array,  # inputs of values, (sources, k) or (sources, heads · k)
+    # By source pair queries, (destinations, heads · d); else inputs of queries, (destinations, j)
+    # or (destinations, heads · j).
     query: Array,
-    weights: HGTWeights,
-    scale: Array | None = None,
+    weights: HGTWeights,  # maps by relation
+    scale: Array | None = None,  # (edges, heads) factors after the softmax, or None
     *,
-    heads: int,
-    method: Method,
-    precision: jax.lax.Precision,
+    heads: int,  # number of heads
+    method: Method,  # method
+    precision: jax.lax.Precision,  # precision of products
+    # Whether keys by source pair are mapped by the maps of keys; else by the transposed maps of
+    # queries, for one head without biases.
     maps_keys: bool = True,
 ) -> Array:
-    """Return attention of HGT, ``(destinations, heads · d)``.
-
-    Args:
-        graph: Graph with the parts that the method needs.
-        key: Inputs of keys, ``(sources, k)`` or ``(sources, heads · k)``.
-        value: Inputs of values, ``(sources, k)`` or ``(sources, heads · k)``.
-        query: By source pair queries, ``(destinations, heads · d)``; else inputs of queries,
-            ``(destinations, j)`` or ``(destinations, heads · j)``.
-        weights: Maps by relation.
-        scale: ``(edges, heads)`` factors after the softmax, or None.
-        heads: Number of heads.
-        method: Method.
-        precision: Precision of products.
-        maps_keys: Whether keys by source pair are mapped by the maps of keys; else by the
-            transposed maps of queries, for one head without biases.
-    """
+    """Return attention of HGT, ``(destinations, heads · d)``."""
     edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
     # By source pair: A and M are applied to sources, and queries are read as they are. The factor
     # μ / √d is part of A, so that dots are scores.

@@ -33,21 +33,14 @@ class Projections(NamedTuple):
 
 
 def product(
-    x: Array,
-    kernel: Array,
-    pairs: Pairs,
+    x: Array,  # (rows, k) rows
+    kernel: Array,  # (relations, k, n) weights, or if `transposed` (relations, n, k)
+    pairs: Pairs,  # the pairs
+    # The row of x that each pair, in the order of relations, reads; None: row i.
     rows: SparseMatrix | None,
-    **options: Any,
+    **options: Any,  # bias, scale, precision and others, as in `grouped_product`
 ) -> Array:
-    """Return ``(pairs, n)`` rows of x times the weights of their relation, by the pairs' numbers.
-
-    Args:
-        x: ``(rows, k)`` rows.
-        kernel: ``(relations, k, n)`` weights, or if ``transposed`` ``(relations, n, k)``.
-        pairs: the pairs.
-        rows: the row of x that each pair, in the order of relations, reads; None: row i.
-        **options: bias, scale, precision and others, as in `grouped_product`.
-    """
+    """Return ``(pairs, n)`` rows of x times the weights of their relation, by pairs' numbers."""
     scatter = pairs.to_node_order if pairs.by_node else None
     return grouped_product(x, kernel, pairs.sizes, gather=rows, scatter=scatter, **options)
 

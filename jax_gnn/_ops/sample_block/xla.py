@@ -161,26 +161,16 @@ class DrawnEdges(NamedTuple):
 
 
 def compact_draws(
-    starts: Array,
-    offsets: Array,
-    counts: Array,
-    cols: Array,
-    num_nodes: int,
-    num_edges: int,
+    starts: Array,  # (rows,), start of each row in `cols`
+    offsets: Array,  # (rows, fanout), drawn edges, as offsets in their row
+    counts: Array,  # (rows,), number of valid draws, which come first
+    cols: Array,  # (num_whole,), sources of the sampled graph's edges
+    num_nodes: int,  # number of nodes of the sampled graph
+    num_edges: int,  # room for edges; further ones are left out
     *,
-    ascending: bool,
+    ascending: bool,  # whether the edges of a row are put in the sampled graph's order
 ) -> DrawnEdges:
-    """Return the drawn edges of all rows without gaps.
-
-    Args:
-        starts: ``(rows,)``, start of each row in ``cols``.
-        offsets: ``(rows, fanout)``, drawn edges, as offsets in their row.
-        counts: ``(rows,)``, number of valid draws, which come first.
-        cols: ``(num_whole,)``, sources of the sampled graph's edges.
-        num_nodes: number of nodes of the sampled graph.
-        num_edges: room for edges; further ones are left out.
-        ascending: whether the edges of a row are put in the sampled graph's order.
-    """
+    """Return the drawn edges of all rows without gaps."""
     fanout = offsets.shape[1]
     if ascending:
         is_valid = jnp.arange(fanout, dtype=counts.dtype) < counts[:, None]

@@ -63,36 +63,22 @@ _MAX_CONTIGUOUS_BYTES = 20_766_152
 
 
 def _from_rule(
-    op: str,
+    op: str,  # `"segment_reduce"`, `"segment_reduce_vjp"`, `"segment_select"` or `"softmax"`
     *,
-    entries: int,
-    rows: int,
-    width: int,
-    itemsize: int,
-    gather: bool,
-    sums: bool = True,
+    entries: int,  # number of entries
+    rows: int,  # number of rows that entries are reduced into
+    width: int,  # number of features
+    itemsize: int,  # bytes of a feature
+    gather: bool,  # whether entries name the row that they read
+    sums: bool = True,  # whether it is a sum or a mean of floating-point numbers
+    # Features of a head, which words do not cross; None for all of a row, 0 if unknown.
     depth: int | None = None,
-    cols: int | None = None,
-    epilogue: bool = False,
-    ordered: bool = False,
-    weights: int | None = None,
+    cols: int | None = None,  # number of rows that entries read; None for `rows`
+    epilogue: bool = False,  # whether rows have an epilogue
+    ordered: bool = False,  # whether weights are in another order than entries
+    weights: int | None = None,  # number of weights, of all heads; None where there are none
 ) -> Schedule:
-    """Return the schedule of a call, by measurements on an H200.
-
-    Args:
-        op: ``"segment_reduce"``, ``"segment_reduce_vjp"``, ``"segment_select"`` or ``"softmax"``.
-        entries: Number of entries.
-        rows: Number of rows that entries are reduced into.
-        width: Number of features.
-        itemsize: Bytes of a feature.
-        gather: Whether entries name the row that they read.
-        sums: Whether it is a sum or a mean of floating-point numbers.
-        depth: Features of a head, which words do not cross; None for all of a row, 0 if unknown.
-        cols: Number of rows that entries read; None for ``rows``.
-        epilogue: Whether rows have an epilogue.
-        ordered: Whether weights are in another order than entries.
-        weights: Number of weights, of all heads; None where there are none.
-    """
+    """Return the schedule of a call, by measurements on an H200."""
     lanes = covering_lanes(width, itemsize)
     if op == "softmax":  # its kernel deals out features in one way
         return Schedule("walk", lanes, 256, 396)
