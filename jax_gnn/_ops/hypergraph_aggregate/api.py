@@ -18,17 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_gnn._core import arguments
 from jax_gnn._core.activation import Activation, apply_activation
-from jax_gnn._core.arguments import (
-    check_bias,
-    check_choice,
-    check_container,
-    check_features,
-    check_residual,
-    check_row_scale,
-    check_scale_column,
-    check_weight,
-)
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_wise
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
@@ -137,26 +128,30 @@ def hypergraph_aggregate(
         >>> hypergraph_aggregate(hypergraph, x, self_scale=1, bias=-9, activation="relu")
         Array([0., 0., 7., 2.], dtype=float32)
     """
-    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
+    hypergraph = arguments.check_container("hypergraph", hypergraph, Hypergraph)
     num_nodes, num_hyperedges = hypergraph.num_nodes, hypergraph.num_hyperedges
-    x = check_features("x", x, "num_nodes", num_nodes)
-    residual = check_residual(residual, "num_nodes", num_nodes, x)
-    bias = check_bias(bias, x)
+    x = arguments.check_features("x", x, "num_nodes", num_nodes)
+    residual = arguments.check_residual(residual, "num_nodes", num_nodes, x)
+    bias = arguments.check_bias(bias, x)
     acc = accumulator_dtype(x.dtype)
     wide = jax.ShapeDtypeStruct(x.shape, acc)
-    weight = check_scale_column(
+    weight = arguments.check_scale_column(
         "hyperedge_weight", hyperedge_weight, "num_hyperedges", num_hyperedges, acc
     )
-    scale_in = check_scale_column("node_scale_in", node_scale_in, "num_nodes", num_nodes, acc)
-    scale_edge = check_scale_column(
+    scale_in = arguments.check_scale_column(
+        "node_scale_in", node_scale_in, "num_nodes", num_nodes, acc
+    )
+    scale_edge = arguments.check_scale_column(
         "hyperedge_scale", hyperedge_scale, "num_hyperedges", num_hyperedges, acc
     )
-    scale_out = check_scale_column("node_scale_out", node_scale_out, "num_nodes", num_nodes, acc)
-    self_scale = check_row_scale("self_scale", self_scale, "num_nodes", num_nodes, acc)
-    check_choice("activation", activation, (None, *get_args(Activation)))
-    check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
-    check_choice("node_reduce", node_reduce, get_args(Reduce))
-    check_choice("normalization", normalization, (None, *get_args(Normalization)))
+    scale_out = arguments.check_scale_column(
+        "node_scale_out", node_scale_out, "num_nodes", num_nodes, acc
+    )
+    self_scale = arguments.check_row_scale("self_scale", self_scale, "num_nodes", num_nodes, acc)
+    arguments.check_choice("activation", activation, (None, *get_args(Activation)))
+    arguments.check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
+    arguments.check_choice("node_reduce", node_reduce, get_args(Reduce))
+    arguments.check_choice("normalization", normalization, (None, *get_args(Normalization)))
     if normalization is not None and not hyperedge_reduce == node_reduce == "sum":
         raise ValueError(
             f"normalization={normalization!r} divides by the degrees already: "
@@ -264,12 +259,12 @@ def hypergraph_norm(
         >>> hypergraph_aggregate(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]), **norm.scales)
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
     """
-    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
-    check_choice("normalization", normalization, get_args(Normalization))
+    hypergraph = arguments.check_container("hypergraph", hypergraph, Hypergraph)
+    arguments.check_choice("normalization", normalization, get_args(Normalization))
     # Degrees do not depend on features: parse weights as for features of a single head.
     acc = jax.dtypes.canonicalize_dtype(float)
     single_head = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)
-    weight = check_scale_column(
+    weight = arguments.check_scale_column(
         "hyperedge_weight", hyperedge_weight, "num_hyperedges", hypergraph.num_hyperedges, acc
     )
     to_hyperedges, to_nodes = _parse_stages(
@@ -321,11 +316,13 @@ def node_to_hyperedge(
         >>> node_to_hyperedge(hypergraph, jnp.array([1.0, 2.0, 3.0, 4.0]))
         Array([6., 7.], dtype=float32)
     """
-    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
-    x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
-    check_choice("reduce", reduce, get_args(Reduce))
+    hypergraph = arguments.check_container("hypergraph", hypergraph, Hypergraph)
+    x = arguments.check_features("x", x, "num_nodes", hypergraph.num_nodes)
+    arguments.check_choice("reduce", reduce, get_args(Reduce))
     name, size = "incidence_weight", hypergraph.num_incidences
-    weight = check_weight(name, incidence_weight, "num_incidences", size, x, "x", "num_nodes")
+    weight = arguments.check_weight(
+        name, incidence_weight, "num_incidences", size, x, "x", "num_nodes"
+    )
     stage = _Stage(hypergraph.graph, weight, accumulator_dtype(x.dtype), implementation)
     return stage.reduce(x, reduce)
 
@@ -371,9 +368,9 @@ def hyperedge_to_node(
         >>> hyperedge_to_node(hypergraph, jnp.array([10.0, 1.0]), reduce="max")
         Array([10., 10., 10.,  1.], dtype=float32)
     """
-    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
-    h = check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
-    check_choice("reduce", reduce, get_args(Reduce))
+    hypergraph = arguments.check_container("hypergraph", hypergraph, Hypergraph)
+    h = arguments.check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
+    arguments.check_choice("reduce", reduce, get_args(Reduce))
     name, acc = "incidence_weight", accumulator_dtype(h.dtype)
     weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
     stage = _Stage(hypergraph.receiving, weight, acc, implementation, to_nodes=True)
@@ -414,11 +411,11 @@ def incidence_softmax(
         >>> incidence_softmax(hypergraph, scores, by="hyperedge")
         Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
     """
-    hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
-    check_choice("by", by, get_args(Side))
+    hypergraph = arguments.check_container("hypergraph", hypergraph, Hypergraph)
+    arguments.check_choice("by", by, get_args(Side))
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
-    scores = check_features("scores", scores, size_name, graph.num_edges)
+    scores = arguments.check_features("scores", scores, size_name, graph.num_edges)
     # Scores are in the order of edges by hyperedge; the softmax by node sorts them and back.
     ids, size, y = graph.rows, graph.num_dst, as_matrix(scores)
     if by == "node":
@@ -520,7 +517,9 @@ def _parse_stages(
 ) -> tuple[_Stage, _Stage]:
     """Return the stages to hyperedges and to nodes, with weights that fit features like ``x``."""
     name, size = "incidence_weight", hypergraph.num_incidences
-    tail_weight = check_weight(name, incidence_weight, "num_incidences", size, x, "x", "num_nodes")
+    tail_weight = arguments.check_weight(
+        name, incidence_weight, "num_incidences", size, x, "x", "num_nodes"
+    )
     if head_weight is None and hypergraph.head is None:
         weight = tail_weight
     else:
@@ -542,7 +541,7 @@ def _check_head_weight(
     """Check weights of the incidences along which nodes receive."""
     size_name = "num_incidences" if hypergraph.head is None else "num_head_incidences"
     size = hypergraph.receiving.num_edges
-    return check_weight(name, weight, size_name, size, x, x_name, rows_name)
+    return arguments.check_weight(name, weight, size_name, size, x, x_name, rows_name)
 
 
 # --- Scales --------------------------------------------------------------------------------------

@@ -10,14 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.arguments import (
-    check_choice,
-    check_container,
-    check_features,
-    check_flag,
-    check_real,
-    precision_level,
-)
+from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import segments
 from jax_gnn._core.ffi import Implementation
@@ -93,20 +86,20 @@ def relational_aggregate(
                [ 0.],
                [21.]], dtype=float32)
     """
-    graph = check_container("graph", graph, RelationalGraph)
-    x = check_features("x", x, "num_src", graph.num_src)
+    graph = arguments.check_container("graph", graph, RelationalGraph)
+    x = arguments.check_features("x", x, "num_src", graph.num_src)
     coefficients, size_name, size = _check_coefficients(graph, coefficients)
-    rhs = check_features("rhs", rhs, size_name, size)
+    rhs = arguments.check_features("rhs", rhs, size_name, size)
     if x.ndim < 2:
         raise ValueError(f"x must be (num_src={graph.num_src}, *batch, k), got shape {x.shape}")
-    transpose_rhs = check_flag("transpose_rhs", transpose_rhs)
+    transpose_rhs = arguments.check_flag("transpose_rhs", transpose_rhs)
     if rhs.ndim != 3 or rhs.shape[2 if transpose_rhs else 1] != x.shape[-1]:
         axes = "n, k" if transpose_rhs else "k, n"
         raise ValueError(
             f"rhs must be ({size_name}, {axes}) with {size_name}={size} and the k = {x.shape[-1]} "
             f"of x, got shape {rhs.shape}"
         )
-    check_choice("method", method, ("auto", *get_args(Method)))
+    arguments.check_choice("method", method, ("auto", *get_args(Method)))
     part = _NEEDS.get(method)
     if part is not None and getattr(graph, part) is None:
         raise ValueError(
@@ -114,7 +107,7 @@ def relational_aggregate(
             f"graph.with_parts({part!r}), got {graph}"
         )
     dtype = promoted(x.dtype, rhs.dtype)
-    rhs, level = rhs.astype(dtype), precision_level(precision)
+    rhs, level = rhs.astype(dtype), arguments.precision_level(precision)
     # Products with bases are XLA's, with its own default of the precision.
     if coefficients is not None:
         coefficients = coefficients.astype(dtype)
@@ -183,15 +176,15 @@ def relational_lookup(
         >>> relational_lookup(graph, jnp.arange(6.0).reshape(2, 3, 1)).ravel()
         Array([0., 0., 4.], dtype=float32)
     """
-    graph = check_container("graph", graph, RelationalGraph)
+    graph = arguments.check_container("graph", graph, RelationalGraph)
     coefficients, size_name, size = _check_coefficients(graph, coefficients)
-    table = check_features("table", table, size_name, size)
+    table = arguments.check_features("table", table, size_name, size)
     if table.ndim != 3 or table.shape[1] != graph.num_src:
         raise ValueError(
             f"table must be ({size_name}={size}, num_src={graph.num_src}, n), got shape "
             f"{table.shape}"
         )
-    precision_level(precision)  # checked
+    arguments.precision_level(precision)  # checked
     if coefficients is not None:
         coefficients = coefficients.astype(table.dtype)
         if _sums_by_basis(graph, table, coefficients, lookup=True):
@@ -212,7 +205,7 @@ def _check_coefficients(
     size = graph.num_relations
     if coefficients is None:
         return None, "num_relations", size
-    coefficients = check_features("coefficients", coefficients, "num_relations", size)
+    coefficients = arguments.check_features("coefficients", coefficients, "num_relations", size)
     if coefficients.ndim != 2:
         raise ValueError(
             f"coefficients must be (num_relations={size}, num_bases), got shape "
@@ -260,7 +253,7 @@ def _messages(
 
 
 def _check_edge_weight(graph: RelationalGraph, weight: ArrayLike) -> Array:
-    weight = check_real("weight", weight)
+    weight = arguments.check_real("weight", weight)
     if weight.shape != (graph.num_edges,):
         raise ValueError(f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}")
     return weight

@@ -10,18 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn._core import ffi
-from jax_gnn._core.arguments import (
-    check_choice,
-    check_container,
-    check_features,
-    check_finite,
-    check_flag,
-    check_instance,
-    check_real,
-    check_size,
-    precision_level,
-)
+from jax_gnn._core import arguments, ffi
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
@@ -100,14 +89,14 @@ def rgat_attention(
         >>> rgat_attention(graph, jnp.array([[1.0], [2.0], [4.0]]), weights).ravel()
         Array([0. , 0. , 1.5], dtype=float32)
     """
-    graph = check_container("graph", graph, RelationalGraph)
+    graph = arguments.check_container("graph", graph, RelationalGraph)
     x = _check_nodes("x", x, "num_src", graph.num_src)
     acc = accumulator_dtype(x.dtype)
     if x_dst is None and graph.num_src != graph.num_dst:
         raise ValueError(f"x_dst must be given for a bipartite graph, got None and {graph}")
     if x_dst is not None:
         x_dst = _check_nodes("x_dst", x_dst, "num_dst", graph.num_dst).astype(x.dtype)
-    check_instance("weights", weights, RGATWeights)
+    arguments.check_instance("weights", weights, RGATWeights)
     heads = weights.src.shape[1]
     if weights.kernel.shape[:2] != (graph.num_relations, x.shape[1]):
         raise ValueError(
@@ -116,17 +105,17 @@ def rgat_attention(
         )
     if x_dst is not None and x_dst.shape[1] != x.shape[1]:
         raise ValueError(f"x_dst must have the {x.shape[1]} features of x, got shape {x_dst.shape}")
-    slope = check_finite("negative_slope", negative_slope)
+    slope = arguments.check_finite("negative_slope", negative_slope)
     size = graph.num_edges, heads
     # Gates of the graph become factors after the softmax.
     plain_graph, scale = graph._gated(
         _check_edges("edge_scale", edge_scale, *size, acc), acc, heads
     )
     scores = RGATScores(
-        check_flag("multiplicative", multiplicative),
+        arguments.check_flag("multiplicative", multiplicative),
         slope,
         _check_edges("edge_bias", edge_bias, *size, acc),
-        check_flag("within_relations", within_relations),
+        arguments.check_flag("within_relations", within_relations),
         scale,
     )
     args = _RGATArgs(
@@ -138,7 +127,7 @@ def rgat_attention(
         method=_parse_method(
             plain_graph, method, weights.kernel, heads, implementation, dots=False
         ),
-        precision=precision_level(precision),
+        precision=arguments.precision_level(precision),
     )
     with use_implementation(implementation):
         y = args.attend()
@@ -189,7 +178,7 @@ class _RGATArgs(NamedTuple):
             x_dst=x_dst,
             weights=unit_weights,
             method="destination_pairs",
-            precision=precision_level(None),
+            precision=arguments.precision_level(None),
         )
 
         def total(scale: Array) -> Array:
@@ -270,13 +259,13 @@ def hgt_attention(
         Array([0. , 0. , 1.5], dtype=float32)
     """
     key_is_value = key is value
-    graph = check_container("graph", graph, RelationalGraph)
+    graph = arguments.check_container("graph", graph, RelationalGraph)
     src, dst = ("num_src", graph.num_src), ("num_dst", graph.num_dst)
     value = _check_nodes("value", value, *src)
     key = value if key_is_value else _check_nodes("key", key, *src).astype(value.dtype)
     query = _check_nodes("query", query, *dst).astype(value.dtype)
-    check_instance("weights", weights, HGTWeights)
-    if check_size("heads", heads) == 0:
+    arguments.check_instance("weights", weights, HGTWeights)
+    if arguments.check_size("heads", heads) == 0:
         raise ValueError("heads must be positive, got 0")
     kernel = weights.value.kernel
     if kernel.shape[0] != graph.num_relations:
@@ -310,8 +299,8 @@ def hgt_attention(
         scale=scale,
         heads=heads,
         method=chosen,
-        precision=precision_level(precision),
-        maps_keys=not check_flag("fold_query_into_key", fold_query_into_key),
+        precision=arguments.precision_level(precision),
+        maps_keys=not arguments.check_flag("fold_query_into_key", fold_query_into_key),
     )
     with use_implementation(implementation):
         y = args.attend()
@@ -365,13 +354,13 @@ def _parse_method(
     *,
     dots: bool,
 ) -> schedule.Method:
-    check_choice("method", method, METHODS)
+    arguments.check_choice("method", method, METHODS)
     ffi.check_implementation(implementation)
     return choose_method(graph, method, kernel, heads, dots=dots)
 
 
 def _check_nodes(name: str, x: ArrayLike, size_name: str, size: int) -> Array:
-    x = check_features(name, x, size_name, size)
+    x = arguments.check_features(name, x, size_name, size)
     if x.ndim != 2:
         raise ValueError(f"{name} must be ({size_name}={size}, features), got {x.shape}")
     return x
@@ -382,7 +371,7 @@ def _check_edges(
 ) -> Array | None:
     if values is None:
         return None
-    values = check_real(name, values)
+    values = arguments.check_real(name, values)
     if values.shape != (num_edges, heads):
         raise ValueError(
             f"{name} must be (num_edges={num_edges}, heads={heads}), got shape {values.shape}"

@@ -10,17 +10,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_gnn._core import arguments
 from jax_gnn._core.activation import Activation
-from jax_gnn._core.arguments import (
-    argument_errors,
-    as_array,
-    as_ids,
-    check_choice,
-    check_flag,
-    check_size,
-    precision_level,
-    to_array,
-)
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, feature_wise, promoted, row_wise
 from jax_gnn._core.csr import SparseMatrix, inverse_permutation, permutation
 from jax_gnn._core.ffi import Implementation
@@ -178,7 +169,7 @@ def segment_matmul(
         lhs, "(rows, k)", rhs, "(groups, k, n)", precision, preferred_element_type
     )
     lhs, rhs = args.lhs, args.rhs
-    transpose_rhs = check_flag("transpose_rhs", transpose_rhs)
+    transpose_rhs = arguments.check_flag("transpose_rhs", transpose_rhs)
     num_groups, k, n = rhs.shape
     if transpose_rhs:
         k, n = n, k
@@ -197,7 +188,7 @@ def segment_matmul(
             f"rhs must have a weight for each of the {sizes.shape[0]} group_sizes, got shape "
             f"{rhs.shape}; to hold some of them only, give group_offset"
         )
-    check_choice("activation", activation, (None, *get_args(Activation)))
+    arguments.check_choice("activation", activation, (None, *get_args(Activation)))
     bias = _parse_term("bias", bias, "(groups, n)", (num_groups, n), "lhs and rhs", lhs.dtype)
     residual = _parse_term("residual", residual, "(rows, n)", (rows, n), "the result", args.dtype)
     if activation is not None and not jnp.issubdtype(args.dtype, np.floating):
@@ -295,7 +286,7 @@ def segment_outer(
         )
     scale = _parse_scale(scale, lhs.dtype, rows, lhs_gather, rhs_gather)
     if num_groups is not None:
-        num_groups = check_size("num_groups", num_groups)
+        num_groups = arguments.check_size("num_groups", num_groups)
     sizes, offset = _parse_groups(group_sizes, group_offset, num_groups)
     result: Array = primitive.segment_outer(
         lhs,
@@ -307,7 +298,7 @@ def segment_outer(
         rhs_gather,
         num_groups=sizes.shape[0] if num_groups is None else num_groups,
         precision=args.precision,
-        deterministic=check_flag("deterministic", deterministic),
+        deterministic=arguments.check_flag("deterministic", deterministic),
         dtype=args.dtype,
         implementation=implementation,
     )
@@ -336,19 +327,19 @@ def _parse_product(
     preferred: DTypeLike | None,
 ) -> _ProductArgs:
     """Check two arrays of numbers with these dimensions, and convert them to one dtype."""
-    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    lhs, rhs = arguments.as_array("lhs", lhs), arguments.as_array("rhs", rhs)
     for name, array, shape in (("lhs", lhs, lhs_shape), ("rhs", rhs, rhs_shape)):
         if not jnp.issubdtype(array.dtype, np.number):
             raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
         if array.ndim != shape.count(",") + 1:
             raise ValueError(f"{name} must be {shape}, got shape {array.shape}")
     # `wide` is a dtype that products can be taken in, `common` what the factors promote to.
-    level = precision_level(precision)
+    level = arguments.precision_level(precision)
     wide = promoted(_widened(lhs.dtype), _widened(rhs.dtype))
     common = lhs.dtype if lhs.dtype == rhs.dtype else wide
     result = common
     if preferred is not None:
-        with argument_errors("preferred_element_type", "a dtype", preferred):
+        with arguments.argument_errors("preferred_element_type", "a dtype", preferred):
             result = jax.dtypes.canonicalize_dtype(preferred)
     if result != common and not _holds(result, common, wide):
         raise TypeError(
@@ -399,7 +390,7 @@ def _parse_term(
     """Check an array that is added to products, and convert it to ``dtype``."""
     if term is None:
         return None
-    term = as_array(name, term)
+    term = arguments.as_array(name, term)
     if term.shape != shape:
         raise ValueError(f"{name} must be {axes} = {shape}, got shape {term.shape}")
     if not np.can_cast(term.dtype, dtype, "same_kind"):
@@ -409,10 +400,10 @@ def _parse_term(
 
 def _parse_groups(sizes: ArrayLike, offset: Any, num_groups: int | None) -> tuple[Array, Array]:
     """Return sizes and an offset of shape ``(1,)``, by default 0."""
-    sizes = as_ids("group_sizes", sizes)
+    sizes = arguments.as_ids("group_sizes", sizes)
     if offset is None:
         return sizes, jnp.zeros((1,), jnp.int32)
-    offset = to_array("group_offset", offset)
+    offset = arguments.to_array("group_offset", offset)
     if not jnp.issubdtype(offset.dtype, np.integer):
         raise TypeError(f"group_offset must be an integer, got {offset.dtype}")
     if offset.shape not in ((), (1,)):
@@ -434,7 +425,7 @@ def _parse_gather(
         return None
     if isinstance(rows, SegmentIndex):
         return _check_index(name, rows, f"the {x.shape[0]} rows of {x_name}", x.shape[0]).T
-    return sorted_segments(as_ids(name, rows), x.shape[0], False, implementation).T
+    return sorted_segments(arguments.as_ids(name, rows), x.shape[0], False, implementation).T
 
 
 def _parse_scatter(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> SparseMatrix | None:
@@ -445,7 +436,7 @@ def _parse_scatter(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> Spar
         matrix = _check_index("out_rows", out_rows, f"the {rows} rows of the result", rows)
         ids = matrix.by_col.cols
     else:
-        ids = as_ids("out_rows", out_rows)
+        ids = arguments.as_ids("out_rows", out_rows)
     if ids.shape != (rows,):
         raise ValueError(f"out_rows must be (rows,) = {(rows,)}, got shape {ids.shape}")
     return permutation(inverse_permutation(ids), ids)
@@ -466,7 +457,7 @@ def _parse_scale(
     """Return factors of rows in the accumulator type, 0 for rows whose ids are out of range."""
     if scale is None:
         return None
-    scale = as_array("scale", scale)
+    scale = arguments.as_array("scale", scale)
     if scale.shape != (rows,):
         raise ValueError(f"scale must be (rows,) = {(rows,)}, got shape {scale.shape}")
     if not np.can_cast(scale.dtype, accumulator_dtype(dtype), "same_kind"):
