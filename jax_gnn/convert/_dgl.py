@@ -7,16 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_gnn.convert._data import (
-    Data,
-    Edges,
-    Tree,
-    as_data,
-    edges_by_type,
-    edges_of,
-    named,
-    package,
-)
+from jax_gnn.convert import _data
+from jax_gnn.convert._data import Data, Edges, Tree
 from jax_gnn.convert._torch import Tensor, from_tensor, to_tensor
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
@@ -74,11 +66,11 @@ def to_dgl(data: Data | Graph | HeteroGraph) -> DGLGraph:
     Args:
         data: a ``Graph`` or a ``HeteroGraph``, or ``Data`` of one.
     """
-    dgl = package("dgl", "dgl")
-    data = as_data(data, Graph, HeteroGraph)
+    dgl = _data.package("dgl", "dgl")
+    data = _data.as_data(data, Graph, HeteroGraph)
 
     def write(frame: MutableMapping[str, Tensor], name: str, columns: Tree) -> None:
-        for key, value in named(name, columns).items():
+        for key, value in _data.named(name, columns).items():
             if np.asarray(value).dtype == object:
                 raise TypeError(f"{name}[{key!r}] must be numbers for DGL, got objects")
             frame[key] = to_tensor(value)
@@ -87,7 +79,7 @@ def to_dgl(data: Data | Graph | HeteroGraph) -> DGLGraph:
         return to_tensor(edges.src), to_tensor(edges.dst)
 
     if isinstance(data.graph, HeteroGraph):
-        by_type = edges_by_type(data.graph)
+        by_type = _data.edges_by_type(data.graph)
         pairs = {key: pair(edges) for key, edges in by_type.items()}
         graph = dgl.heterograph(pairs, num_nodes_dict=data.graph.num_nodes)
         for kind in data.graph.num_nodes:
@@ -96,7 +88,7 @@ def to_dgl(data: Data | Graph | HeteroGraph) -> DGLGraph:
             name = f"edges[{key!r}]"
             write(graph.edges[key].data, name, edges.values(name, data.edges.get(key, {})))
         return graph
-    edges = edges_of(data.graph)
+    edges = _data.edges_of(data.graph)
     graph = dgl.graph(pair(edges), num_nodes=data.graph.num_nodes)
     write(graph.ndata, "nodes", data.nodes)
     write(graph.edata, "edges", edges.values("edges", data.edges))

@@ -7,19 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_gnn.convert._data import (
-    Data,
-    as_data,
-    attributes,
-    columns,
-    distinct,
-    edges_of,
-    incidences_of,
-    named,
-    names_of,
-    objects,
-    package,
-)
+from jax_gnn.convert import _data
+from jax_gnn.convert._data import Data
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 
@@ -59,7 +48,7 @@ def from_hypernetx(hypergraph: HypernetxHypergraph) -> Data:
         # Rows of the data frame are in another order than nodes.
         rows = dict(zip(part.dataframe.index, properties(part.dataframe), strict=True))
         names.append(list(part))
-        tables.append(columns("properties", [rows[name] for name in names[-1]]))
+        tables.append(_data.columns("properties", [rows[name] for name in names[-1]]))
         numbers.append({name: i for i, name in enumerate(names[-1])})
     frame = hypergraph.dataframe
     structure = Hypergraph.from_incidence(
@@ -72,9 +61,9 @@ def from_hypernetx(hypergraph: HypernetxHypergraph) -> Data:
         structure,
         nodes=tables[0],
         edges=tables[1],
-        incidences=columns("properties of incidences", properties(frame)),
-        node_names=names_of(names[0]),
-        edge_names=names_of(names[1]),
+        incidences=_data.columns("properties of incidences", properties(frame)),
+        node_names=_data.names_of(names[0]),
+        edge_names=_data.names_of(names[1]),
     )
 
 
@@ -87,12 +76,12 @@ def to_hypernetx(data: Data | Hypergraph) -> HypernetxHypergraph:
     Args:
         data: an undirected ``Hypergraph``, or ``Data`` of one.
     """
-    hypernetx = package("hypernetx", "hypernetx 'pandas<3'")
-    pandas = package("pandas", "'pandas<3'")
-    data = as_data(data, Hypergraph)
-    graph, edges = data.graph, incidences_of(data.graph)
-    node_names = distinct("node_names", data.node_names, graph.num_nodes)
-    edge_names = distinct("edge_names", data.edge_names, graph.num_hyperedges)
+    hypernetx = _data.package("hypernetx", "hypernetx 'pandas<3'")
+    pandas = _data.package("pandas", "'pandas<3'")
+    data = _data.as_data(data, Hypergraph)
+    graph, edges = data.graph, _data.incidences_of(data.graph)
+    node_names = _data.distinct("node_names", data.node_names, graph.num_nodes)
+    edge_names = _data.distinct("edge_names", data.edge_names, graph.num_hyperedges)
     pairs = np.stack([edges.dst, edges.src])
     chosen = np.sort(np.unique(pairs, axis=1, return_index=True)[1])
     omitted = {
@@ -103,13 +92,13 @@ def to_hypernetx(data: Data | Hypergraph) -> HypernetxHypergraph:
     if any(omitted.values()):
         counts = ", ".join(f"{count} {what}" for what, count in omitted.items() if count)
         warnings.warn(f"left out, as HyperNetX does not hold them: {counts}", stacklevel=2)
-    values = edges.values("incidences", named("incidences", data.incidences))
-    rows = attributes(values, len(edges.src))
+    values = edges.values("incidences", _data.named("incidences", data.incidences))
+    rows = _data.attributes(values, len(edges.src))
     weights = [rows[i].pop(WEIGHT, 1) for i in chosen]
     frame = pandas.DataFrame(
         {
-            "edges": objects([edge_names[i] for i in edges.dst[chosen]]),
-            "nodes": objects([node_names[i] for i in edges.src[chosen]]),
+            "edges": _data.objects([edge_names[i] for i in edges.dst[chosen]]),
+            "nodes": _data.objects([node_names[i] for i in edges.src[chosen]]),
             WEIGHT: weights,
             MISC: [rows[i] for i in chosen],
         }
@@ -117,7 +106,13 @@ def to_hypernetx(data: Data | Hypergraph) -> HypernetxHypergraph:
     if frame.empty:
         return hypernetx.Hypergraph({})
     nodes, hyperedges = (
-        dict(zip(names, attributes(named(part, getattr(data, part)), len(names)), strict=True))
+        dict(
+            zip(
+                names,
+                _data.attributes(_data.named(part, getattr(data, part)), len(names)),
+                strict=True,
+            )
+        )
         for part, names in (("nodes", node_names), ("edges", edge_names))
     )
     return hypernetx.Hypergraph(
@@ -175,11 +170,11 @@ def to_dhg(data: Data | Graph | Hypergraph, *, directed: bool = True) -> DhgGrap
         data: a ``Graph`` or an undirected ``Hypergraph``, or ``Data`` of one.
         directed: whether edges have a direction; if not, an edge and its reverse are one edge.
     """
-    dhg = package("dhg", "dhg")
-    data = as_data(data, Graph, Hypergraph)
+    dhg = _data.package("dhg", "dhg")
+    data = _data.as_data(data, Graph, Hypergraph)
     graph = data.graph
     if isinstance(graph, Hypergraph):
-        edges = incidences_of(graph)
+        edges = _data.incidences_of(graph)
         # Incidences are grouped by hyperedge.
         order = np.lexsort((edges.src, edges.dst))
         stops = np.cumsum(np.bincount(edges.dst, minlength=graph.num_hyperedges))
@@ -190,7 +185,7 @@ def to_dhg(data: Data | Graph | Hypergraph, *, directed: bool = True) -> DhgGrap
         options = {} if node_weights is None else {"v_weight": np.asarray(node_weights).tolist()}
         kind = dhg.Hypergraph
     else:
-        edges, options = edges_of(graph), {}
+        edges, options = _data.edges_of(graph), {}
         pairs: Any = np.stack([edges.src, edges.dst])
         pairs = pairs if directed else np.sort(pairs, axis=0)
         members = [*map(tuple, pairs.T.tolist())]

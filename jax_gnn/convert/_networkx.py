@@ -6,20 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_gnn.convert._data import (
-    Data,
-    Edges,
-    as_data,
-    as_list,
-    attributes,
-    column,
-    columns,
-    distinct,
-    edges_of,
-    named,
-    names_of,
-    package,
-)
+from jax_gnn.convert import _data
+from jax_gnn.convert._data import Data, Edges
 from jax_gnn.graph import Graph
 
 NetworkxGraph: TypeAlias = Any
@@ -53,14 +41,14 @@ def from_networkx(graph: NetworkxGraph) -> Data:
         reversible = np.flatnonzero(src != dst)
         src, dst = np.append(src, dst[reversible]), np.append(dst, src[reversible])
         order = np.append(order, reversible)
-    keys = column([edge[2] for edge in edges]) if keyed and edges else None
-    edge_attributes = columns("attributes of edges", [edge[-1] for edge in edges])
+    keys = _data.column([edge[2] for edge in edges]) if keyed and edges else None
+    edge_attributes = _data.columns("attributes of edges", [edge[-1] for edge in edges])
     return Data(
         Graph.from_edges(src, dst, num_nodes=len(nodes)),
-        nodes=columns("attributes of nodes", [graph.nodes[node] for node in nodes]),
+        nodes=_data.columns("attributes of nodes", [graph.nodes[node] for node in nodes]),
         edges={name: values[order] for name, values in edge_attributes.items()},
-        globals=dict(named("attributes of the graph", graph.graph)),
-        node_names=names_of(nodes),
+        globals=dict(_data.named("attributes of the graph", graph.graph)),
+        node_names=_data.names_of(nodes),
         edge_names=keys if keys is None else keys[order],
     )
 
@@ -76,9 +64,9 @@ def to_networkx(
             the attributes of the first.
         multigraph: whether edges may be parallel; by default if some are, or edges have keys.
     """
-    networkx = package("networkx", "networkx")
-    data = as_data(data, Graph)
-    edges = edges_of(data.graph)
+    networkx = _data.package("networkx", "networkx")
+    data = _data.as_data(data, Graph)
+    edges = _data.edges_of(data.graph)
     chosen = np.arange(len(edges.src)) if directed else _one_way(edges)
     pairs = np.stack([edges.src, edges.dst])[:, chosen]
     pairs = pairs if directed else np.sort(pairs, axis=0)
@@ -90,13 +78,13 @@ def to_networkx(
         multigraph = bool(parallel) or data.edge_names is not None
     kind = f"{'Multi' * multigraph}{'Di' * directed}Graph"
     graph = getattr(networkx, kind)(**data.globals)
-    names = distinct("node_names", data.node_names, data.graph.num_nodes)
-    nodes = named("nodes", data.nodes)
-    graph.add_nodes_from(zip(names, attributes(nodes, len(names)), strict=True))
-    rows = attributes(edges.values("edges", named("edges", data.edges)), len(edges.src))
+    names = _data.distinct("node_names", data.node_names, data.graph.num_nodes)
+    nodes = _data.named("nodes", data.nodes)
+    graph.add_nodes_from(zip(names, _data.attributes(nodes, len(names)), strict=True))
+    rows = _data.attributes(edges.values("edges", _data.named("edges", data.edges)), len(edges.src))
     keys = edges.values("edge_names", data.edge_names) if multigraph else None
     parts = [[names[i] for i in ids[chosen]] for ids in (edges.src, edges.dst)]
-    parts += [] if keys is None else [as_list(keys[chosen], 0)]
+    parts += [] if keys is None else [_data.as_list(keys[chosen], 0)]
     graph.add_edges_from(zip(*parts, [rows[i] for i in chosen], strict=True))
     return graph
 

@@ -9,18 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from jax_gnn.convert import _data
 from jax_gnn.convert._columns import Column, Table, encode, numbers, read_columns
-from jax_gnn.convert._data import (
-    Container,
-    Data,
-    Tree,
-    as_data,
-    edges_by_type,
-    edges_of,
-    incidences_of,
-    named,
-    objects,
-)
+from jax_gnn.convert._data import Container, Data, Tree
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
@@ -346,10 +337,12 @@ def to_table(
         ``(edges, nodes)`` as :func:`from_table` takes them, for a ``HeteroGraph`` by type. Columns
         in ``categories`` have their values again, None if missing.
     """
-    data = as_data(data, Graph, RelationalGraph, HeteroGraph, Hypergraph)
+    data = _data.as_data(data, Graph, RelationalGraph, HeteroGraph, Hypergraph)
 
     def table(title: str, names: dict[str, np.ndarray], columns: Tree) -> dict[str, np.ndarray]:
-        values = {key: _decode(data, key, array) for key, array in named(title, columns).items()}
+        values = {
+            key: _decode(data, key, array) for key, array in _data.named(title, columns).items()
+        }
         for key in names.keys() & values.keys():
             raise ValueError(
                 f"{title} must have no column that is called {key!r}: name it otherwise"
@@ -359,7 +352,7 @@ def to_table(
     graph = data.graph
     if isinstance(graph, HeteroGraph):
         names, edge_tables = dict(data.node_names or {}), {}
-        for key, edges in edges_by_type(graph).items():
+        for key, edges in _data.edges_by_type(graph).items():
             title = f"edges[{key!r}]"
             node_names = {
                 src: _select(names.get(key[0]), edges.src),
@@ -379,15 +372,15 @@ def to_table(
         return edge_tables, node_tables
     dst_names, columns = data.node_names, data.edges
     if isinstance(graph, Hypergraph):
-        edges = incidences_of(graph)
+        edges = _data.incidences_of(graph)
         dst_names, columns = data.edge_names, data.incidences
     else:
-        edges = edges_of(graph.nodes if isinstance(graph, RelationalGraph) else graph)
+        edges = _data.edges_of(graph.nodes if isinstance(graph, RelationalGraph) else graph)
     edge_names = {src: _select(data.node_names, edges.src), dst: _select(dst_names, edges.dst)}
     if isinstance(graph, RelationalGraph):
         types = np.asarray(graph.edge_types)[edges.places]
         relations = graph.relation_names
-        edge_names[relation] = _select(relations and objects([*map(str, relations)]), types)
+        edge_names[relation] = _select(relations and _data.objects([*map(str, relations)]), types)
     node_names = {node: _select(data.node_names, np.arange(graph.num_nodes))}
     nodes = table("nodes", node_names, data.nodes)
     return table("edges", edge_names, edges.values("edges", columns)), nodes
@@ -409,4 +402,4 @@ def _decode(data: Data, key: str, values: Any) -> np.ndarray:
     categories = data.categories[key]
     if (codes >= 0).all():
         return np.asarray(categories[codes])
-    return np.asarray(objects([*categories.tolist(), None])[codes])
+    return np.asarray(_data.objects([*categories.tolist(), None])[codes])
