@@ -363,11 +363,7 @@ class Graph:
         return self._to_input_order(values, fill_value, "num_edges")
 
     def _to_input_order(
-        self,
-        values: ArrayLike,
-        fill_value: ArrayLike,
-        rows: str,
-        edge_types: Array | None = None,
+        self, values: ArrayLike, fill_value: ArrayLike, rows: str, edge_types: Array | None = None
     ) -> Array:
         """Implement `to_input_order`; of edges with one id, the one of the lowest type is taken.
 

@@ -94,11 +94,7 @@ def subgraph(graph: Graph, nodes: ArrayLike) -> Derived:
 
 
 def k_hop_subgraph(
-    graph: Graph,
-    nodes: ArrayLike,
-    num_hops: int,
-    *,
-    direction: Literal["in", "out", "both"] = "in",
+    graph: Graph, nodes: ArrayLike, num_hops: int, *, direction: Literal["in", "out", "both"] = "in"
 ) -> Derived:
     """Take the nodes within some hops of root nodes, and all edges between them.
 
@@ -165,10 +161,7 @@ def connected_components(
 
 
 def largest_component(
-    graph: Graph,
-    *,
-    num_components: int = 1,
-    connection: Literal["weak", "strong"] = "weak",
+    graph: Graph, *, num_components: int = 1, connection: Literal["weak", "strong"] = "weak"
 ) -> Derived:
     """Take the components with the most nodes; ties go to the component of the first node.
 

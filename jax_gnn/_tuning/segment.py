@@ -12,13 +12,7 @@ import numpy as np
 
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
-from jax_gnn._ops.segment_reduce.schedule import (
-    FAMILY,
-    Kernel,
-    Schedule,
-    covering_lanes,
-    one_step,
-)
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, Kernel, Schedule, covering_lanes, one_step
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._tuning import measure
 from jax_gnn._tuning.measure import numbers

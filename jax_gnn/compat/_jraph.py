@@ -14,14 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn.compat._segments import (
-    ARGUMENTS,
-    FLOATS,
-    Segments,
-    reduction,
-    replacing,
-    segments_of,
-)
+from jax_gnn.compat._segments import ARGUMENTS, FLOATS, Segments, reduction, replacing, segments_of
 
 
 def _with_segments(ours: Callable[..., Array]) -> Callable[..., Array | None]:

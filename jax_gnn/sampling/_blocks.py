@@ -13,12 +13,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import (
-    PADDING,
-    in_range,
-    namespace,
-    take_ids,
-)
+from jax_gnn._core.ids import PADDING, in_range, namespace, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, register_serialization
 from jax_gnn.relational import edges_of

@@ -11,13 +11,7 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype, as_column
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import PADDING
-from jax_gnn._ops.segment_reduce.primitive import (
-    gather,
-    sddmm,
-    segment_reduce,
-    total,
-    weighted_sum,
-)
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total, weighted_sum
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 
 

@@ -148,12 +148,7 @@ def _call(
 
 
 def _matmul_call(
-    platform: str,
-    operands: Rows,
-    *,
-    transposed: bool,
-    activation: str | None,
-    **options: Any,
+    platform: str, operands: Rows, *, transposed: bool, activation: str | None, **options: Any
 ) -> Call | None:
     lhs, gather, scatter = operands.lhs, operands.gather, operands.scatter
     rows = _num_rows(lhs, gather)
@@ -181,12 +176,7 @@ def _matmul_call(
 
 
 def _outer_call(
-    platform: str,
-    operands: Factors,
-    *,
-    num_groups: int,
-    deterministic: bool,
-    **options: Any,
+    platform: str, operands: Factors, *, num_groups: int, deterministic: bool, **options: Any
 ) -> Call | None:
     lhs, rhs, *_, lhs_gather, rhs_gather = operands
     gathers = (lhs_gather, lhs), (rhs_gather, rhs)

@@ -148,8 +148,6 @@ segment_softmax_tangent = Op(
     flops=_flops,
     family=FAMILY,
     sharding=matrix_sharding(
-        dict.fromkeys(("y", "t"), "entries features"),
-        "entries features",
-        across=_tangent_across,
+        dict.fromkeys(("y", "t"), "entries features"), "entries features", across=_tangent_across
     ),
 )
