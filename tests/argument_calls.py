@@ -455,21 +455,13 @@ _KINDS_OF: dict[tuple[str, str], list[Bad]] = {
     ("Hypergraph.from_knn", "k"): [*SIZE, ("0", lambda x: 0), ("too many", lambda x: 5)],
     ("dot_attention", "scale"): [],
     **{(name, "graph"): _RELATIONALS for name in ("relational_aggregate", "relational_lookup")},
-    ("relational_aggregate", "x"): [
-        *FLOATS,
-        *_WIDTHS,
-        ("a column less", lambda x: x[:, 1:]),
-    ],
+    ("relational_aggregate", "x"): [*FLOATS, *_WIDTHS, ("a column less", lambda x: x[:, 1:])],
     ("relational_aggregate", "rhs"): [
         *FLOATS,
         *_WIDTHS,
         ("transposed", lambda x: np.swapaxes(x, 1, 2)),
     ],
-    ("relational_lookup", "table"): [
-        *FLOATS,
-        *_WIDTHS,
-        ("a source less", lambda x: x[:, 1:]),
-    ],
+    ("relational_lookup", "table"): [*FLOATS, *_WIDTHS, ("a source less", lambda x: x[:, 1:])],
 }
 
 _SAMPLED_IDS = _without(IDS_ANY_ROWS, "a scalar")
@@ -508,11 +500,7 @@ _WEIGHTS: list[Bad] = [
 ]
 _TIMES: list[Bad] = [*SHAPES, *COMPLEX, *TRUTH, ("nan", lambda x: x * np.nan)]
 _ROOM: list[Bad] = [*INTEGER, ("-1", lambda x: -1)]
-_POSITIVE: list[Bad] = [
-    ("0", lambda x: 0),
-    ("-1", lambda x: -1),
-    ("nan", lambda x: float("nan")),
-]
+_POSITIVE: list[Bad] = [("0", lambda x: 0), ("-1", lambda x: -1), ("nan", lambda x: float("nan"))]
 _SAMPLING: dict[str, list[Bad]] = {
     **{"graph": _ONE_KIND, "fanouts": _FANOUTS, "key": _KEYS},
     **dict.fromkeys(("seeds", "src", "dst", "rel", "starts", "chosen", "ids"), _SAMPLED_IDS),

@@ -91,12 +91,7 @@ OF_KIND: dict[str, Scores] = {
     "leaky of values": GATv2Scores(floats(5, 4), None, floats(1, 4)),
     "typed": TypedScores(floats(2, 4), floats(4, 1), None, None, ids(0, 1, 1, 0), ids(1, 0, 0)),
     "typed of rows": TypedScores(
-        floats(2, 4),
-        floats(4, 1),
-        floats(5, 4),
-        floats(2, 1, 4),
-        ids(0, 1, 1, 0),
-        ids(1, 0, 0),
+        floats(2, 4), floats(4, 1), floats(5, 4), floats(2, 1, 4), ids(0, 1, 1, 0), ids(1, 0, 0)
     ),
 }
 

@@ -317,10 +317,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "HeteroGraph.with_graphs": (HETERO.with_graphs, {"edge_types": KEYS[:1]}),
     "HeteroGraph.graph": (HETERO.graph, {"edge_type": KEYS[0]}),
     "HeteroGraph.relation": (HETERO.relation, {"edge_type": KEYS[0]}),
-    "HeteroConv made": (
-        flax_layers.HeteroConv,
-        {"convolutions": convolutions(), "reduce": "sum"},
-    ),
+    "HeteroConv made": (flax_layers.HeteroConv, {"convolutions": convolutions(), "reduce": "sum"}),
     "HeteroConv called": (
         flax_layers.HeteroConv(convolutions()),
         {"graph": HETERO, "x_dict": BY_TYPE, "arguments": {KEYS[0]: {}}},

@@ -9,15 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import (
-    check_gradient,
-    double,
-    inverse,
-    linear,
-    made_of_rows,
-    relu,
-    unit,
-)
+from layer_cases import check_gradient, double, inverse, linear, made_of_rows, relu, unit
 
 from flax_layers import (
     HGNN,

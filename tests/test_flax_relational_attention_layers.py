@@ -630,11 +630,7 @@ def test_choice_among_available_parts(graph, triples):
         (RGATConv, {"num_blocks": 3}, "num_blocks must divide in_features and out_features"),
         (HGTConv, {"heads": 3}, "heads must divide out_features"),
         (HGTConv, {"node_types": 2}, "relation_ends must be given where there are 2 node types"),
-        (
-            HGTConv,
-            {"node_types": ("a", "a")},
-            "node_types must differ from each other, got .*a",
-        ),
+        (HGTConv, {"node_types": ("a", "a")}, "node_types must differ from each other, got .*a"),
         (
             HGTConv,
             {"node_types": ("a", "b"), "relation_ends": [("a", "b")]},

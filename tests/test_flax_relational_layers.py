@@ -143,10 +143,7 @@ def test_blocks_in_full_or_as_a_batch(triples, rng, monkeypatch, self_relation, 
 def test_choice_of_blocks():
     """Hundreds of relations with few edges each and wide features keep their blocks apart."""
     rng = np.random.default_rng(0)
-    for num_relations, num_edges, width, is_kept in (
-        (500, 500, 500, True),
-        (50, 5000, 64, False),
-    ):
+    for num_relations, num_edges, width, is_kept in ((500, 500, 500, True), (50, 5000, 64, False)):
         src, dst = rng.integers(0, 1000, (2, num_edges))
         rel = rng.integers(0, num_relations, num_edges)
         graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=1000)

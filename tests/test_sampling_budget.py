@@ -9,13 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from sampling_checks import (
-    check_compiled_once,
-    check_distribution,
-    in_range,
-    key_of,
-    spoiled_field,
-)
+from sampling_checks import check_compiled_once, check_distribution, in_range, key_of, spoiled_field
 
 from jax_gnn import HeteroGraph
 from jax_gnn.sampling import Subgraph, _budget, _subgraphs, hgt_subgraph

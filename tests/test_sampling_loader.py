@@ -239,11 +239,7 @@ BAD_ARGUMENTS = [
     (neighbor_batches, {"graph": DEVICE_GRAPH}, "^graph must be of the host"),
     (neighbor_batches, {"batch_size": 0}, "^batch_size must be positive, got 0"),
     (neighbor_batches, {"fanouts": ()}, "^fanouts must be a sequence"),
-    (
-        neighbor_batches,
-        {"batch_size": 2, "capacity": 1},
-        r"^capacity\[0\] must be at least 2",
-    ),
+    (neighbor_batches, {"batch_size": 2, "capacity": 1}, r"^capacity\[0\] must be at least 2"),
     (neighbor_batches, {"x": [1.0]}, "^x must be of numpy"),
     (neighbor_batches, {"y": np.ones(2)}, r"^y must be \(3, \*features\), got shape \(2,\)"),
     (neighbor_batches, {"shard": (2, 2)}, "^shard must be "),

@@ -24,11 +24,7 @@ from jax_gnn.sampling import Blocks, sample_neighbors
 
 KEY = jax.random.key(0)
 NODES, EDGES, RELATIONS = 12, 90, 4
-FANOUTS = {
-    "all": (3, 4),
-    "by relation": ({0: 2, 1: 1, 3: 4}, {2: 3, 1: 3}),
-    "mixed": (3, {1: 2}),
-}
+FANOUTS = {"all": (3, 4), "by relation": ({0: 2, 1: 1, 3: 4}, {2: 3, 1: 3}), "mixed": (3, {1: 2})}
 
 
 def lumpy_relational(rng: np.random.Generator, **options) -> RelationalGraph:
@@ -237,8 +233,7 @@ def test_one_program(rng):
         return sample_neighbors(graph, seeds, FANOUTS["by relation"], key)
 
     check_compiled_once(
-        call,
-        lambda: (lumpy_relational(rng, parts=()), rng.integers(-1, NODES, 6), key_of(rng)),
+        call, lambda: (lumpy_relational(rng, parts=()), rng.integers(-1, NODES, 6), key_of(rng))
     )
 
 
