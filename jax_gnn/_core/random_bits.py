@@ -82,13 +82,10 @@ def threefry(key: KeyWords, first: Array, second: Array) -> KeyWords:
 
 
 def bits(key: KeyWords, stream: int, index: Array, step: Array | int) -> tuple[Array, Array]:
-    """Return 64 random bits for each index, in two words.
+    """Return 64 random bits for each index from 0, in two words.
 
-    Args:
-        key: two words, from :func:`key_words`.
-        stream: number of the random stream, below 256, such as that of a layer.
-        index: integers from 0, an array.
-        step: integers from 0, below 2²⁴: number of the draw of this index.
+    ``key`` is two words, from :func:`key_words`. Random streams have numbers below 256, such as
+    that of a layer; ``step``, below 2²⁴, is the number of the draw of an index.
     """
     counter = jnp.uint32(stream << STEP_BITS) | jnp.asarray(step).astype(jnp.uint32)
     index = jnp.asarray(index).astype(jnp.uint32)

@@ -247,12 +247,8 @@ def over_auto_axes(call: Callable[..., Any], operands: Sequence[PyTree], specs: 
     """Call a function with its explicit mesh axes made automatic.
 
     Derivatives and batches of the function are traced over automatic axes, too, where arrays with
-    different splits may meet.
-
-    Args:
-        call: the function.
-        operands: pytrees; an array that occurs twice is passed once.
-        specs: the split of each result over the explicit axes, in the structure of the results.
+    different splits may meet. An array that occurs twice among the operands is passed once.
+    ``specs`` are the splits of the results over the explicit axes.
     """
     # JAX maps over arrays only: other leaves are closed over.
     leaves, tree = jax.tree.flatten(operands)

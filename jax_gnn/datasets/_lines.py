@@ -17,15 +17,8 @@ def read_lines(path: Path, max_bytes: int = 2**62) -> Iterator[tuple[int, str]]:
     """Yield the lines of UTF-8 text, and their numbers from 1; ``.gz`` files are decompressed.
 
     A line ends with LF, CR LF or CR and with nothing else: U+0085, U+2028 and U+001C, at which
-    ``str.splitlines`` cuts, may be in names. A byte order mark at the beginning is left out.
-
-    Args:
-        path: the file.
-        max_bytes: largest number of bytes of a line, its end included.
-
-    Raises:
-        OSError: the file cannot be opened.
-        ValueError: the file is not such text; the error names the line.
+    ``str.splitlines`` cuts, may be in names. A byte order mark at the beginning is left out. Text
+    that is not UTF-8, or a line of more than ``max_bytes``, is a ValueError that names the line.
     """
     number = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

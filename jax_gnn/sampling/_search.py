@@ -84,17 +84,9 @@ def edge_runs(
     """Find the edges between two nodes, by two binary searches.
 
     In a graph's transpose, the edges of a source ascend by destination, then relation, whatever
-    their order by destination is. Equal edges are adjacent there.
-
-    Args:
-        graph: the graph.
-        types: ``(num_edges,)``, relation of each edge; None without relations.
-        src: ``(count,)``, sources; -1 is padding and has no edges.
-        dst: ``(count,)``, destinations; -1 is padding.
-        rel: ``(count,)``, relations; -1 is padding; None without relations.
-
-    Returns:
-        The start of each run in ``t_cols``, and the number of its edges, ``(count,)`` each.
+    their order by destination is. Equal edges are adjacent there. Ends and relations of -1 are
+    padding, which has no edges. Return the start of each run in ``t_cols``, and its number of
+    edges.
     """
     starts, stops = _source_rows(graph, src, dst, rel)
     first = _bisect(graph, types, starts, stops, dst, rel, after=False)

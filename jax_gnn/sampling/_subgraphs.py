@@ -368,13 +368,8 @@ def visit_edges(
 ) -> S:
     """Visit all edges into nodes, a chunk at a time: shapes do not depend on their number.
 
-    Args:
-        graph: the whole graph.
-        nodes: ``(count,)`` ids, -1 for padding.
-        chunk: number of edges that are visited together.
-        visit: function of a state, the edges' places among ``nodes``, and their places in the
-            graph, -1 for padding, that returns the next state.
-        state: the initial state.
+    ``visit`` maps a state, the edges' places among ``nodes``, and their places in the graph, -1 for
+    padding, to the next state. Ids of -1 among ``nodes`` are padding.
     """
     dtype, num_whole = graph.indptr.dtype, graph.num_edges
     starts, degrees = row_bounds(graph.indptr, nodes, num_whole)

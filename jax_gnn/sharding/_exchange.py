@@ -190,11 +190,9 @@ def _send_jvp(
 def plan_rounds(counts: np.ndarray) -> tuple[Round, ...]:
     """Choose few rounds that send at most `MAX_SENT_RATIO` rows for each row that is needed.
 
-    All devices send to all at once if their counts are similar. Otherwise each round is a matching
-    of senders and receivers; pairs with more rows than the round's size send the others later.
-
-    Args:
-        counts: ``(num_parts, num_parts)``, number of rows of the first that the second needs.
+    All devices send to all at once if their counts, of rows of the first that the second needs, are
+    similar. Otherwise each round is a matching of senders and receivers; pairs with more rows than
+    the round's size send the others later.
     """
     num_parts, needed = len(counts), int(counts.sum())
     if not needed:

@@ -44,10 +44,8 @@ class Adjacency(NamedTuple):
     def of_incidences(cls, incidences: Graph, *, joined: bool) -> Adjacency:
         """Return a symmetric graph of a hypergraph, whose first nodes are those of the hypergraph.
 
-        Args:
-            incidences: edges from nodes to hyperedges.
-            joined: whether hyperedges are nodes, too, each a neighbour of its nodes. Otherwise
-                nodes have an edge to themselves for each of their hyperedges.
+        If ``joined``, hyperedges are nodes, too, each a neighbour of its nodes. Otherwise nodes
+        have an edge to themselves for each of their hyperedges.
         """
         by_hyperedge, nodes, by_node, hyperedges = cls.of(incidences)
         num_nodes, num_hyperedges = incidences.num_src, incidences.num_dst

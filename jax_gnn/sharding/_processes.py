@@ -12,17 +12,11 @@ SAMPLE_BYTES = 1 << 24
 
 
 def check_same(mesh: Mesh, **arguments: object) -> None:
-    """Raise on every process if an argument differs between processes.
+    """Raise a ValueError on every process if an argument differs between processes.
 
     This must come before arrays are made of the arguments, and before errors that only some
-    processes see. All processes must call, unless the mesh has devices of one process only.
-
-    Args:
-        mesh: the devices.
-        **arguments: pytrees of arrays in numpy, strings and numbers.
-
-    Raises:
-        ValueError: an argument differs, or the mesh lacks devices of some processes.
+    processes see. All processes must call, unless the mesh has devices of one process only; it may
+    not lack devices of some. Arguments are pytrees of arrays in numpy, strings and numbers.
     """
     # Programs of one process, the usual case, must not communicate here.
     devices = [(device.process_index, device.id) for device in mesh.devices.flat]

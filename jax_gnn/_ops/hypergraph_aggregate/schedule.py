@@ -76,15 +76,9 @@ FAMILY = Family(
 def stage_features(incidences: int, rows: int, width: int, itemsize: int) -> dict[str, float]:
     """Return the inputs of the rule for one of the two sums of a hypergraph aggregation.
 
-    Args:
-        incidences: Number of incidences summed.
-        rows: Number of output rows.
-        width: Number of features.
-        itemsize: Bytes of an input feature.
-
-    Returns:
-        ``waves``, the number of times that all slots, one for each team, fill the multiprocessors
-        of an H200; ``average_degree`` of the output rows; and ``row_bytes`` of an input row.
+    They are ``waves``, the number of times that all slots, one for each team, fill the
+    multiprocessors of an H200; ``average_degree`` of the output rows; and ``row_bytes`` of an input
+    row.
     """
     lanes = team_lanes(width, itemsize)
     tiles = max(-(-width // (lanes * word_features(width, itemsize))), 1)
