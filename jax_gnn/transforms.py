@@ -559,12 +559,8 @@ def _both_sides(caller: str, hypergraph: Hypergraph) -> list[tuple[np.ndarray, n
 def _weights(name: str, values: ArrayLike, size_name: str, size: int) -> np.ndarray:
     if is_traced(values):
         raise TypeError(f"{name} must not be traced: this works on the host only")
-    weights = arguments.to_numpy(name, values)
-    if not arguments.is_real(weights.dtype):
-        raise TypeError(f"{name} must be real numbers, got {weights.dtype}")
-    if weights.shape != (size,):
-        raise ValueError(f"{name} must be ({size_name}={size},), got shape {weights.shape}")
-    return weights.astype(np.float64)
+    weights = arguments.check_real_vector(name, values, size_name, size)
+    return np.asarray(weights).astype(np.float64)
 
 
 def _points(x: ArrayLike, graph_ids: ArrayLike | None) -> tuple[np.ndarray, list[np.ndarray]]:

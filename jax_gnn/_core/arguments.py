@@ -49,6 +49,16 @@ def check_real(name: str, values: ArrayLike) -> Array:
     return values
 
 
+def check_real_vector(name: str, values: object, size_name: str, size: int) -> Array:
+    """Return ``(size,)`` real numbers as an array of JAX or, if they are none, of numpy."""
+    array: Array = to_array(name, values)
+    if not is_real(array.dtype):
+        raise TypeError(f"{name} must be real numbers, got {array.dtype}")
+    if array.shape != (size,):
+        raise ValueError(f"{name} must be ({size_name}={size},), got shape {array.shape}")
+    return array
+
+
 def check_weight(
     name: str,
     weight: ArrayLike | None,

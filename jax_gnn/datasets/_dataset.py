@@ -156,11 +156,7 @@ class NodeDataset:
                 raise ValueError(f"{second}: {describe(shared[0])} is in {first} too")
 
     def _set_pairs(self, major: str, minor: str, num_major: int, num_minor: int) -> np.ndarray:
-        """Check two fields of ids, sort their pairs, and remove repeated ones.
-
-        Returns:
-            For each of the pairs before, its position in the sorted ones.
-        """
+        """Check two fields of ids, sort their pairs without repetitions; return new positions."""
         minor_ids = check_ids(minor, getattr(self, minor), num_minor)
         major_ids = check_ids(major, getattr(self, major), num_major)
         if minor_ids.shape != major_ids.shape:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ids import PADDING, in_range, take_ids
+from jax_gnn._core.ids import PADDING, compaction_targets, in_range, scatter_ids, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
@@ -124,17 +124,10 @@ def gated(graph: Edged, gate: Array, log: Log | None = None) -> Edged:
 
 
 def compaction(keep: Array) -> tuple[Array, Array]:
-    """Compact the edges to keep at the front, in their order.
-
-    Returns:
-        The old position of each new edge, -1 at the end, and the new position of each old edge, -1
-        for removed ones.
-    """
-    # Edges to keep count those before them; all others are sent past the end, and dropped.
-    count = keep.shape[0]
-    position = jnp.where(keep, jnp.cumsum(keep) - 1, count)
-    source = jnp.full(count, PADDING, jnp.int32).at[position].set(jnp.arange(count), mode="drop")
-    return source, jnp.where(keep, position, PADDING)
+    """Return the old position of each edge to keep, in order, and the new one of all."""
+    target = compaction_targets(keep)
+    source = scatter_ids(jnp.arange(keep.shape[0], dtype=target.dtype), target)
+    return source, jnp.where(keep, target, PADDING)
 
 
 def without_edges(graph: Edged, keep: Array) -> tuple[Edged, Array]:

@@ -171,11 +171,7 @@ def draw_by_relation(
     # is taken in addition to a fanout over all relations.
     self_relation_id: int | None,
 ) -> tuple[Array, Array]:
-    """Draw edges of each row, by relation or over all of them, in any order.
-
-    Returns:
-        ``(rows, total)`` offsets in the row, and the number of valid ones.
-    """
+    """Draw edges of each row, by relation or over all: offsets, and how many are valid."""
     xp = namespace(types, starts)
     if isinstance(fanout, int) and self_relation_id is None:
         return draw(starts, degrees, fanout, key)

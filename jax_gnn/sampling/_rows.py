@@ -45,16 +45,6 @@ def check_edges(graph: Graph | RelationalGraph) -> Graph:
     return edges_of(graph)
 
 
-def check_real_vector(name: str, values: object, size_name: str, size: int) -> Array:
-    """Return ``(size,)`` real numbers as an array of JAX or, if they are none, of numpy."""
-    array: Array = arguments.to_array(name, values)
-    if not arguments.is_real(array.dtype):
-        raise TypeError(f"{name} must be real numbers, got {array.dtype}")
-    if array.shape != (size,):
-        raise ValueError(f"{name} must be ({size_name}={size},), got shape {array.shape}")
-    return array
-
-
 def check_positive(name: str, value: object) -> int:
     """Return a positive integer."""
     number = arguments.check_integer(name, value)

@@ -145,11 +145,7 @@ def rejection_sample(
     is_done: Array,  # (count,) bool, elements that need no draw
     max_rounds: int | Array,  # number of rounds after which it ends
 ) -> tuple[tuple[Array, ...], Array]:
-    """Propose values in rounds until all are accepted.
-
-    Returns:
-        The values, and which of them are done.
-    """
+    """Propose values in rounds until all are accepted; return them, and which of them are."""
     State = tuple[Array, tuple[Array, ...], Array]
 
     def is_unfinished(state: State) -> Array:

@@ -12,13 +12,14 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jax_gnn._core import arguments
 from jax_gnn._core.ids import as_signed, is_traced, namespace, search_rows, take_ids
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._rows import check_edges, check_real_vector, values_at
+from jax_gnn.sampling._rows import check_edges, values_at
 
 
 @public
@@ -63,7 +64,7 @@ class EdgeTime:
 
 def check_times(name: str, times: object, size_name: str, size: int) -> Array:
     """Return times in a dtype of JAX that holds them exactly; in numpy if they are concrete."""
-    array = check_real_vector(name, times, size_name, size)
+    array = arguments.check_real_vector(name, times, size_name, size)
     if is_traced(array):
         return array
     concrete = np.asarray(array)

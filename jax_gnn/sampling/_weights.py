@@ -14,12 +14,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jax_gnn._core import arguments
 from jax_gnn._core.ids import as_signed, is_traced, namespace
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._rows import check_edges, check_real_vector
+from jax_gnn.sampling._rows import check_edges
 
 _REFINEMENTS = 3  # enough that rows of 2²⁴ edges have shares of 2⁻²⁹, whatever their weights
 _SIGN_BIT, _MANTISSA_BITS = np.uint32(31), np.uint32(23)  # of a float32
@@ -97,7 +98,7 @@ def edge_probability(name: str, weights: object, graph: Graph) -> EdgeProbabilit
 
 def _check_weights(name: str, weights: object, graph: Graph) -> Array:
     """Return weights of edges as float32; concrete ones must be finite and from 0."""
-    array = check_real_vector(name, weights, "num_edges", graph.num_edges)
+    array = arguments.check_real_vector(name, weights, "num_edges", graph.num_edges)
     if is_traced(array):
         return array.astype(jnp.float32)
     with np.errstate(over="ignore", invalid="ignore"):
