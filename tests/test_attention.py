@@ -27,27 +27,19 @@ from primitive_cases import ids, needs_kernels
 from jax_gnn import schedules
 from jax_gnn._core import ffi
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._ops.attention import schedule
+from jax_gnn._ops.attention import schedule, scores
 from jax_gnn._ops.attention.primitive import attention
-from jax_gnn._ops.attention.scores import (
-    AdditiveScores,
-    DotScores,
-    EntryScores,
-    GATv2Scores,
-    Scores,
-    TypedScores,
-)
 
 RELATIONS = 3
-KINDS: dict[str, type[Scores]] = {
-    "given": EntryScores,
-    "ends": AdditiveScores,
-    "dots": DotScores,
-    "dots of values": DotScores,
-    "leaky": GATv2Scores,
-    "leaky of values": GATv2Scores,
-    "typed": TypedScores,
-    "typed of rows": TypedScores,
+KINDS: dict[str, type[scores.Scores]] = {
+    "given": scores.EntryScores,
+    "ends": scores.AdditiveScores,
+    "dots": scores.DotScores,
+    "dots of values": scores.DotScores,
+    "leaky": scores.GATv2Scores,
+    "leaky of values": scores.GATv2Scores,
+    "typed": scores.TypedScores,
+    "typed of rows": scores.TypedScores,
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
@@ -182,15 +174,15 @@ def dots(entries, x, of_x):
     return jnp.sum(terms, -1)
 
 
-def scores_of(form, entries, operands) -> Scores:
+def scores_of(form, entries, operands) -> scores.Scores:
     fields = {k: x for k, x in operands.items() if k not in ("value", "entry_scale")}
     if form.kind.endswith("of values"):
         fields["col"] = None
-    if KINDS[form.kind] is not TypedScores:
+    if KINDS[form.kind] is not scores.TypedScores:
         return KINDS[form.kind](**fields)
     x, of_x = fields.get("x"), fields.get("of_x")
     at_row = fields["at_row"] if x is None else dots(entries, x, of_x)
-    return TypedScores(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
+    return scores.TypedScores(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
 
 
 def ours(form, entries, operands) -> tuple[Any, ...]:
@@ -225,9 +217,9 @@ def plain(form, entries, operands) -> tuple[Any, ...]:
         raw = operands["score"]
     elif form.kind == "ends":
         raw = picked(operands["row"], rows) + picked(operands["col"], cols)
-    elif KINDS[form.kind] is DotScores:
+    elif KINDS[form.kind] is scores.DotScores:
         raw = operands["scale"] * split(picked(operands["row"], rows) * picked(key, cols)).sum(-1)
-    elif KINDS[form.kind] is GATv2Scores:
+    elif KINDS[form.kind] is scores.GATv2Scores:
         z = picked(operands["row"], rows) + picked(key, cols)
         raw = split(operands["vector"] * jnp.where(z >= 0, z, form.slope * z)).sum(-1)
     else:
@@ -240,7 +232,7 @@ def plain(form, entries, operands) -> tuple[Any, ...]:
         )
     valid &= raw > -jnp.inf
     raw = score = jnp.where(valid, raw, 0)
-    if KINDS[form.kind] in (AdditiveScores, TypedScores):
+    if KINDS[form.kind] in (scores.AdditiveScores, scores.TypedScores):
         score = jnp.where(raw >= 0, raw, form.slope * raw)
     weight, lse = softmax(score, valid, rows, csr.num_rows)
     weight *= jnp.where(valid, operands["entry_scale"], 0) if form.is_scaled else 1
@@ -414,7 +406,7 @@ def check_kernels(
         ("value", cols, csr.cols),
     ):
         if (
-            name in dirty and KINDS[form.kind] is not TypedScores
+            name in dirty and KINDS[form.kind] is not scores.TypedScores
         ):  # whose vectors have all values' sums
             dirty[name][np.setdiff1d(np.arange(size), read_ids[entries.valid])] = np.nan
     with setting(implementation, dtype):

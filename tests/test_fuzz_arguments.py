@@ -19,24 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import op_spec
 import pytest
 from argument_calls import CALLS, fault, ways
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
-from op_spec import (
-    SCENARIOS,
-    OpSpec,
-    assert_close,
-    padded,
-    random_like,
-    reference_gradients,
-    reference_tangent,
-    setting,
-    stack,
-    strict,
-    typed,
-    wide,
-)
 from op_suite import IMPLEMENTATIONS, TOLERANCE, CoreChecks
 
 WIDTHS = ((), (1,), (3,), (4,), (2, 3), (0,), (33,))
@@ -45,14 +32,14 @@ MAX_REFERENCE = 400
 number at a time."""
 
 
-def specs() -> dict[str, OpSpec]:
+def specs() -> dict[str, op_spec.OpSpec]:
     """Return the description of each op and variant that has a suite, by module and class."""
     specs_by_suite = {}
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         if "op_suite import" in path.read_text() and path != Path(__file__):
             for suite in vars(importlib.import_module(path.stem)).values():
                 is_suite = isinstance(suite, type) and issubclass(suite, CoreChecks)
-                if is_suite and isinstance(getattr(suite, "spec", None), OpSpec):
+                if is_suite and isinstance(getattr(suite, "spec", None), op_spec.OpSpec):
                     specs_by_suite[f"{path.stem}.{suite.__name__}"] = suite.spec
     return specs_by_suite
 
@@ -77,7 +64,7 @@ class Call(NamedTuple):
 RIGHT_CALLS = st.builds(
     Call,
     suite=st.sampled_from(sorted(SPECS)),
-    scenario=st.sampled_from(SCENARIOS),
+    scenario=st.sampled_from(op_spec.SCENARIOS),
     width=st.sampled_from(WIDTHS),
     dtype=st.sampled_from(sorted(TOLERANCE)),
     implementation=st.sampled_from(IMPLEMENTATIONS),
@@ -90,8 +77,8 @@ RIGHT_CALLS = st.builds(
 
 @contextlib.contextmanager
 def modes(call: Call) -> Iterator[None]:
-    promotion = strict() if call.is_strict else contextlib.nullcontext()
-    with setting(call.implementation, call.dtype), promotion:
+    promotion = op_spec.strict() if call.is_strict else contextlib.nullcontext()
+    with op_spec.setting(call.implementation, call.dtype), promotion:
         yield
 
 
@@ -99,42 +86,44 @@ def check(call: Call) -> None:
     """Compare a call, or its derivatives, with the reference."""
     spec, rng = SPECS[call.suite], np.random.default_rng(call.seed)
     case = spec.make_case(rng, call.scenario, call.width)
-    operands = typed(case.operands, call.dtype)
-    arguments = typed(padded(case, call.unread), call.dtype)
+    operands = op_spec.typed(case.operands, call.dtype)
+    arguments = op_spec.typed(op_spec.padded(case, call.unread), call.dtype)
     tolerance = TOLERANCE[call.dtype]
-    value = functools.partial(spec.reference, case.plain, *wide(operands))
+    value = functools.partial(spec.reference, case.plain, *op_spec.wide(operands))
     if call.transformation == "jvp":
-        tangents = random_like(rng, operands, call.dtype)
+        tangents = op_spec.random_like(rng, operands, call.dtype)
         with modes(call):
             _, tangent = spec.jvp(case.index, arguments, tangents)
-        expected = reference_tangent(spec, case.plain, operands, tangents)
-        assert_close(tangent, expected, 4 * tolerance, "tangent")
+        expected = op_spec.reference_tangent(spec, case.plain, operands, tangents)
+        op_spec.assert_close(tangent, expected, 4 * tolerance, "tangent")
     elif call.transformation == "vjp":
         if sum(x.size for x in operands) > MAX_REFERENCE:
             return
         with modes(call):
             result = jax.eval_shape(spec.function, case.index, *arguments)
-            (cotangent,) = random_like(rng, [result], call.dtype)
+            (cotangent,) = op_spec.random_like(rng, [result], call.dtype)
             gradients = spec.gradient(case.index, cotangent, *arguments)
-        expected = reference_gradients(spec, case.plain, operands, cotangent)
+        expected = op_spec.reference_gradients(spec, case.plain, operands, cotangent)
         for name, gradient, exact in zip(spec.operands, gradients, expected, strict=True):
             assert gradient.dtype == call.dtype
-            assert_close(gradient, exact, 4 * tolerance, f"gradient to {name}")
+            op_spec.assert_close(gradient, exact, 4 * tolerance, f"gradient to {name}")
     elif call.transformation == "vmap":
         second = spec.make_case(rng, call.scenario, call.width)
-        batches = typed(padded(second, call.unread), call.dtype)
+        batches = op_spec.typed(op_spec.padded(second, call.unread), call.dtype)
         columns = zip((case.index, *arguments), (second.index, *batches), strict=True)
         with modes(call):
-            results = jax.vmap(spec.function)(*map(stack, columns))
-        assert_close(results[0], value(), tolerance, "first of the batch")
-        exact = spec.reference(second.plain, *wide(typed(second.operands, call.dtype)))
-        assert_close(results[1], exact, tolerance, "second of the batch")
+            results = jax.vmap(spec.function)(*map(op_spec.stack, columns))
+        op_spec.assert_close(results[0], value(), tolerance, "first of the batch")
+        exact = spec.reference(
+            second.plain, *op_spec.wide(op_spec.typed(second.operands, call.dtype))
+        )
+        op_spec.assert_close(results[1], exact, tolerance, "second of the batch")
     else:
         function = spec.jitted if call.transformation == "jit" else spec.function
         with modes(call):
             result = function(case.index, *arguments)
         assert result.dtype == call.dtype
-        assert_close(result, value(), tolerance, "value")
+        op_spec.assert_close(result, value(), tolerance, "value")
 
 
 def run(config: pytest.Config, strategy: st.SearchStrategy[Any], test: Callable[..., None]) -> None:
@@ -190,8 +179,8 @@ def test_wrong_arguments(pytestconfig: pytest.Config) -> None:
         jitted = jitted and "." not in name and name != "implementation"
         traced = {key: x for key, x in passed.items() if jitted and can_be_traced(x)}
         static = {key: x for key, x in passed.items() if key not in traced}
-        promotion = strict() if is_strict else contextlib.nullcontext()
-        with setting(None, "float64" if x64 else "float32"), promotion:
+        promotion = op_spec.strict() if is_strict else contextlib.nullcontext()
+        with op_spec.setting(None, "float64" if x64 else "float32"), promotion:
             try:
                 if jitted:
                     jax.eval_shape(lambda arrays: function(**static, **arrays), traced)

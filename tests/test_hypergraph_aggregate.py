@@ -11,19 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import spmm_cases
 from op_spec import Case, Incidence, OpSpec, assert_close, setting, stack
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import distinct, largest, normal, smallest, with_far_padding
-from spmm_cases import (
-    Edges,
-    keep_apart,
-    mean,
-    random_edges,
-    spmm_reference,
-    total,
-    unused,
-    with_epilogue,
-)
 
 from jax_gnn import (
     Graph,
@@ -37,7 +28,7 @@ from jax_gnn import (
 )
 from jax_gnn._core import csr
 
-REDUCTIONS = {"sum": total, "mean": mean, "max": largest, "min": smallest}
+REDUCTIONS = {"sum": spmm_cases.total, "mean": spmm_cases.mean, "max": largest, "min": smallest}
 
 
 # --- Inputs --------------------------------------------------------------------------------------
@@ -46,18 +37,18 @@ REDUCTIONS = {"sum": total, "mean": mean, "max": largest, "min": smallest}
 class Members(NamedTuple):
     """Edges from nodes to hyperedges, of the tails and of the heads, for references."""
 
-    tails: Edges
-    heads: Edges
+    tails: spmm_cases.Edges
+    heads: spmm_cases.Edges
 
     @classmethod
     def random(cls, rng: np.random.Generator, scenario: str, directed: bool) -> Members:
-        tails = random_edges(rng, scenario)
-        return cls(tails, random_edges(rng, scenario) if directed else tails)
+        tails = spmm_cases.random_edges(rng, scenario)
+        return cls(tails, spmm_cases.random_edges(rng, scenario) if directed else tails)
 
     @property
-    def to_nodes(self) -> Edges:
+    def to_nodes(self) -> spmm_cases.Edges:
         src, dst, num_src, num_dst = self.heads
-        return Edges(dst, src, num_dst, num_src)
+        return spmm_cases.Edges(dst, src, num_dst, num_src)
 
     def hypergraph(self) -> Hypergraph:
         tails, heads = self
@@ -139,7 +130,7 @@ def case_maker(
                 values.append(numbers(rng, (size, *of_heads, *features)))
                 # A node of no hyperedge reads its own features.
                 is_read = name == "x" and "self_scale" in operands  # wherever it is
-                padding.append(None if is_read else unused(ids, size, values[-1].ndim))
+                padding.append(None if is_read else spmm_cases.unused(ids, size, values[-1].ndim))
                 continue
             if name in ("residual", "bias"):
                 rows = (members.tails.num_src,) if name == "residual" else ()
@@ -156,7 +147,7 @@ def case_maker(
                 shape = (len(outside), *(features if name == "scores" else of_heads))
             else:
                 ids = receives if name == "node_scale_out" else sends
-                outside = unused(ids, members.tails.num_src, 1)
+                outside = spmm_cases.unused(ids, members.tails.num_src, 1)
                 # The weight of a hyperedge with a tail alone enters degrees of nodes.
                 if name in ("hyperedge_weight", "hyperedge_scale"):
                     outside = ~(has_tail | has_head if degrees else has_tail & has_head)
@@ -182,10 +173,12 @@ def scaled(x: np.ndarray, *scales: np.ndarray) -> np.ndarray:
     return x
 
 
-def degrees_of(edges: Edges, weight: np.ndarray | None, values: np.ndarray) -> np.ndarray:
+def degrees_of(
+    edges: spmm_cases.Edges, weight: np.ndarray | None, values: np.ndarray
+) -> np.ndarray:
     if weight is not None and weight.ndim == 2:
         values = np.repeat(values[:, None], weight.shape[1], 1)
-    return spmm_reference(edges, values, weight)
+    return spmm_cases.spmm_reference(edges, values, weight)
 
 
 def reference(
@@ -228,12 +221,12 @@ def reference(
         # The size of a hyperedge is that of its tail, the nodes that are summed.
         scales_edge.append(power(degrees_of(tails, incidence_weight, np.ones(num_nodes)), -1))
     h = scaled(x, *scales_in)
-    h = spmm_reference(tails, h, incidence_weight, reduce=REDUCTIONS[hyperedge_reduce])
+    h = spmm_cases.spmm_reference(tails, h, incidence_weight, reduce=REDUCTIONS[hyperedge_reduce])
     h = scaled(h, *scales_edge)
-    y = spmm_reference(members.to_nodes, h, head_weight, reduce=REDUCTIONS[node_reduce])
+    y = spmm_cases.spmm_reference(members.to_nodes, h, head_weight, reduce=REDUCTIONS[node_reduce])
     y = scaled(y, *scales_out)
     y = y if self_scale is None else y + scaled(x, self_scale)
-    return with_epilogue(y, x, residual=residual, bias=bias, relu=activation == "relu")
+    return spmm_cases.with_epilogue(y, x, residual=residual, bias=bias, relu=activation == "relu")
 
 
 def by_name(function, operands) -> Callable[..., Any]:
@@ -293,7 +286,7 @@ def separated(spec: OpSpec) -> OpSpec:
         if "node_scale_in" in operands:
             rows = scaled(rows, operands["node_scale_in"])
         draw = functools.partial(positive, rng)
-        operands[name] = keep_apart(edges, rows, operands[name], draw)
+        operands[name] = spmm_cases.keep_apart(edges, rows, operands[name], draw)
         return replace(case, operands=tuple(operands.values()))
 
     return replace(spec, make_case=make)
@@ -383,8 +376,8 @@ def weight_gradient(hypergraph, x, y, node_scale_in, node_scale_out):
 def weight_gradient_reference(
     members: Members, x: np.ndarray, y: np.ndarray, scale_in: np.ndarray, scale_out: np.ndarray
 ) -> np.ndarray:
-    sent = spmm_reference(members.tails, scaled(x, scale_in))
-    product = sent * spmm_reference(members.heads, scaled(y, scale_out))
+    sent = spmm_cases.spmm_reference(members.tails, scaled(x, scale_in))
+    product = sent * spmm_cases.spmm_reference(members.heads, scaled(y, scale_out))
     return product.sum(axis=tuple(range(1, product.ndim)))
 
 
@@ -472,7 +465,7 @@ def stage_spec(side, weight, **options) -> OpSpec:
 
     def stage_reference(members, rows, weight=None, *, reduce="sum"):
         edges = members.tails if side == "x" else members.to_nodes
-        return spmm_reference(edges, rows, weight, reduce=REDUCTIONS[reduce])
+        return spmm_cases.spmm_reference(edges, rows, weight, reduce=REDUCTIONS[reduce])
 
     return OpSpec(
         function=functools.partial(function, **options),

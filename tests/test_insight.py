@@ -15,28 +15,7 @@ import pytest
 from flax import nnx
 from test_transforms import edge_array, need
 
-from flax_layers import (
-    GAT,
-    GCN,
-    GIN,
-    HGNN,
-    HGT,
-    RGAT,
-    RGCN,
-    SAGE,
-    AllDeepSets,
-    AllSetTransformer,
-    CompGCNConv,
-    GATConv,
-    GATv2Conv,
-    GraphTransformer,
-    HypergraphAttention,
-    RGATConv,
-    TransformerConv,
-    UniGAT,
-    UniGCNII,
-    UniGIN,
-)
+import flax_layers
 from jax_gnn import (
     Batch,
     Graph,
@@ -62,12 +41,12 @@ from jax_gnn.transforms import k_hop_subgraph
 N, F = 9, 3
 Rng = np.random.Generator
 MODELS: dict[str, Any] = {
-    "GCN": GCN,
-    "SAGE": SAGE,
-    "max": functools.partial(SAGE, reduce="max"),
-    "GIN": GIN,
-    "GAT": functools.partial(GAT, heads=2),
-    "transformer": functools.partial(GraphTransformer, heads=2),
+    "GCN": flax_layers.GCN,
+    "SAGE": flax_layers.SAGE,
+    "max": functools.partial(flax_layers.SAGE, reduce="max"),
+    "GIN": flax_layers.GIN,
+    "GAT": functools.partial(flax_layers.GAT, heads=2),
+    "transformer": functools.partial(flax_layers.GraphTransformer, heads=2),
 }
 WEIGHTED = "GCN", "SAGE", "GIN"
 
@@ -102,20 +81,20 @@ def random_hypergraph(rng: Rng) -> tuple[Hypergraph, jax.Array]:
 
 
 RELATIONAL: dict[str, Any] = {
-    "RGCN": RGCN,
-    "RGCN-bases": functools.partial(RGCN, num_bases=2),
-    "RGAT": functools.partial(RGAT, heads=2),
-    "RGAT-within": functools.partial(RGAT, heads=2, softmax="within"),
-    "HGT": functools.partial(HGT, heads=1, node_types=1),
+    "RGCN": flax_layers.RGCN,
+    "RGCN-bases": functools.partial(flax_layers.RGCN, num_bases=2),
+    "RGAT": functools.partial(flax_layers.RGAT, heads=2),
+    "RGAT-within": functools.partial(flax_layers.RGAT, heads=2, softmax="within"),
+    "HGT": functools.partial(flax_layers.HGT, heads=1, node_types=1),
 }
 HYPER: dict[str, Any] = {
-    "HGNN": HGNN,
-    "UniGCNII": UniGCNII,
-    "UniGIN-max": functools.partial(UniGIN, hyperedge_reduce="max"),
-    "UniGAT": functools.partial(UniGAT, heads=2),
-    "attention": functools.partial(HypergraphAttention, heads=2),
-    "AllDeepSets": AllDeepSets,
-    "AllSetTransformer": functools.partial(AllSetTransformer, heads=2),
+    "HGNN": flax_layers.HGNN,
+    "UniGCNII": flax_layers.UniGCNII,
+    "UniGIN-max": functools.partial(flax_layers.UniGIN, hyperedge_reduce="max"),
+    "UniGAT": functools.partial(flax_layers.UniGAT, heads=2),
+    "attention": functools.partial(flax_layers.HypergraphAttention, heads=2),
+    "AllDeepSets": flax_layers.AllDeepSets,
+    "AllSetTransformer": functools.partial(flax_layers.AllSetTransformer, heads=2),
 }
 
 
@@ -185,7 +164,7 @@ def test_gates(rng: Rng, name: str) -> None:
 
 def test_relational_graphs_without_some_edges(rng: Rng) -> None:
     removed = jax.jit(without_edges)
-    layer = RGCN(F, 4, 2, num_relations=3, rngs=nnx.Rngs(0))
+    layer = flax_layers.RGCN(F, 4, 2, num_relations=3, rngs=nnx.Rngs(0))
     layer.eval()
     for _ in range(3):
         graph, x = random_relations(rng)
@@ -247,7 +226,7 @@ def test_gates_are_weights_of_messages(rng: Rng) -> None:
     with_inverse = RelationalGraph.from_triples(
         *triples, num_nodes=N, num_relations=3, inverse=True
     )
-    layer = CompGCNConv(F, 4, num_relations=6, normalization="sum", rngs=nnx.Rngs(0))
+    layer = flax_layers.CompGCNConv(F, 4, num_relations=6, normalization="sum", rngs=nnx.Rngs(0))
     weight = jnp.asarray(rng.uniform(0, 2, 40), jnp.float32)
     inputs = x, jnp.ones((6, F))
     actual, want = (
@@ -373,7 +352,9 @@ def test_on_a_subgraph(rng: Rng, method) -> None:
         np.testing.assert_allclose(part.nodes, full.nodes, atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+@pytest.mark.parametrize(
+    "layer", [flax_layers.GATConv, flax_layers.GATv2Conv, flax_layers.TransformerConv]
+)
 def test_attention(rng: Rng, layer) -> None:
     """Attention weights equal those that PyG's layers return."""
     geometric, torch = need("torch_geometric.nn"), need("torch")
@@ -421,7 +402,7 @@ def test_attention_of_relations(rng: Rng, name: str, method) -> None:
     edges, types = graph.nodes, graph.edge_types
     heads = x[edges.cols].reshape(-1, 2, 2)
     if name == "RGAT":
-        model = RGATConv(
+        model = flax_layers.RGATConv(
             4,
             4,
             heads=2,
@@ -512,7 +493,7 @@ def test_both_directions(rng: Rng) -> None:
 def test_options_of_the_model(rng: Rng) -> None:
     """Arguments that are no arrays are passed unchanged."""
     graph, x = random_graph(rng)
-    model = GCN(F, 4, 2, rngs=nnx.Rngs(0))
+    model = flax_layers.GCN(F, 4, 2, rngs=nnx.Rngs(0))
     attribution = attribute(model, graph, x, index=1, deterministic=True)
     model.eval()
     np.testing.assert_array_equal(attribution.edges, attribute(model, graph, x, index=1).edges)
@@ -586,7 +567,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: attribute(spmm, GRAPH, X, 2), ValueError, r"target must be in \[0, 2\), got 2"),
     (
-        lambda: attribute(GCN(2, 2, 2, rngs=nnx.Rngs(0)), GRAPH, X),
+        lambda: attribute(flax_layers.GCN(2, 2, 2, rngs=nnx.Rngs(0)), GRAPH, X),
         ValueError,
         r"model changes what it holds .* call model.eval\(\) first",
     ),
@@ -672,7 +653,9 @@ def test_motif_of_relations(rng: Rng) -> None:
     graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=size, num_relations=3)
     labels = jnp.asarray(np.isin(np.arange(size), dst[rel == 1]).astype(int))
     x = jnp.ones((size, 2))
-    model = RGCN(2, 8, 2, num_relations=3, num_layers=1, normalization="sum", rngs=nnx.Rngs(0))
+    model = flax_layers.RGCN(
+        2, 8, 2, num_relations=3, num_layers=1, normalization="sum", rngs=nnx.Rngs(0)
+    )
     optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=nnx.Param)
 
     @nnx.jit

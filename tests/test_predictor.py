@@ -25,25 +25,6 @@ from flax import nnx
 
 import flax_layers
 import jax_gnn
-from flax_layers import (
-    GAE,
-    GAT,
-    GCN,
-    HGNN,
-    HGT,
-    RGCN,
-    VGAE,
-    AllSetTransformer,
-    CompGCN,
-    GATv2,
-    GCNConv,
-    GINClassifier,
-    GraphClassifier,
-    HeteroConv,
-    HeteroModel,
-    HypergraphAttention,
-    SAGEConv,
-)
 from flax_layers._base import inverse_root
 from flax_layers.training import (
     LINK_RECIPES,
@@ -149,17 +130,25 @@ def test_program_for_any_size(tmp_path):
     larger_hypergraph = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
     empty = Hypergraph.from_incidence([], [], num_nodes=5, num_hyperedges=0)
     cases = [
-        (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
-        (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=5)),
-        (GAT(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=0)),
-        (HypergraphAttention(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
-        (AllSetTransformer(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
+        (flax_layers.GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
         (
-            GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
+            flax_layers.GCN(3, 4, 2, rngs=nnx.Rngs(0)),
+            ring(4),
+            Graph.from_edges([], [], num_nodes=5),
+        ),
+        (
+            flax_layers.GAT(3, 4, 2, rngs=nnx.Rngs(0)),
+            ring(4),
+            Graph.from_edges([], [], num_nodes=0),
+        ),
+        (flax_layers.HypergraphAttention(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
+        (flax_layers.AllSetTransformer(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
+        (
+            flax_layers.GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
             ring(4),
             ring(30),
         ),
-        (HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, larger_hypergraph),
+        (flax_layers.HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, larger_hypergraph),
     ]
     for model, graph, larger in cases:
         predictor = Predictor(model, preprocessing=Preprocessing.of(rows="row"))
@@ -172,7 +161,7 @@ def test_program_for_any_size(tmp_path):
             np.testing.assert_allclose(y, predictor(structure, x), rtol=1e-5, atol=1e-6)
     # Arrays of edges have symbolic rows, too; equal sizes would have one symbol.
     attr = {"edge_features": jnp.ones((ring(4).num_edges, 2))}
-    predictor = Predictor(GATv2(3, 4, 2, edge_in_features=2, rngs=nnx.Rngs(0)))
+    predictor = Predictor(flax_layers.GATv2(3, 4, 2, edge_in_features=2, rngs=nnx.Rngs(0)))
     predictor.export(path, ring(4), jnp.ones((5, 3)), any_size=True, **attr)
     with pytest.raises(ValueError, match=r"sizes differ .* got {'nodes': 3, 'edges': 3}"):
         predictor.export(path, Graph.from_edges([0, 1, 2], [1, 2, 0]), any_size=True)
@@ -218,7 +207,9 @@ class Net(nnx.Module):
     """A model of a user: a list of layers, statistics, dropout, and an input of edges."""
 
     def __init__(self, width, *, rngs):
-        self.layers = nnx.List([GCNConv(3, width, rngs=rngs), GCNConv(width, 2, rngs=rngs)])
+        self.layers = nnx.List(
+            [flax_layers.GCNConv(3, width, rngs=rngs), flax_layers.GCNConv(width, 2, rngs=rngs)]
+        )
         self.norm = nnx.BatchNorm(width, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
@@ -277,18 +268,20 @@ def test_models_of_this_package(tmp_path):
     # Types are not in the order of their names, and one is named like a key of descriptions.
     rngs = nnx.Rngs(0)
     typed = {"node_types": ("class", "b"), "relation_ends": (("class", "b"), ("b", "class"))}
-    inner = HGT(8, 8, 2, heads=2, num_relations=2, **typed, rngs=rngs)
+    inner = flax_layers.HGT(8, 8, 2, heads=2, num_relations=2, **typed, rngs=rngs)
     models = [
-        GCN(3, 4, 2, num_layers=3, precision="high", rngs=rngs),
-        RGCN(5, 4, 2, num_relations=3, num_bases=2, rngs=rngs),
-        CompGCN(3, 4, 2, num_relations=2, composition="sub", rngs=rngs),
-        GINClassifier(3, 4, 2, num_layers=2, learn_eps=True, rngs=rngs),
-        GraphClassifier(3, 4, 2, layers="GAT", heads=2, param_dtype=jnp.bfloat16, rngs=rngs),
-        GAE(GCN(3, 4, 2, use_bias=False, rngs=rngs)),
-        VGAE(GCN(3, 4, 2, rngs=rngs), rngs=rngs),
+        flax_layers.GCN(3, 4, 2, num_layers=3, precision="high", rngs=rngs),
+        flax_layers.RGCN(5, 4, 2, num_relations=3, num_bases=2, rngs=rngs),
+        flax_layers.CompGCN(3, 4, 2, num_relations=2, composition="sub", rngs=rngs),
+        flax_layers.GINClassifier(3, 4, 2, num_layers=2, learn_eps=True, rngs=rngs),
+        flax_layers.GraphClassifier(
+            3, 4, 2, layers="GAT", heads=2, param_dtype=jnp.bfloat16, rngs=rngs
+        ),
+        flax_layers.GAE(flax_layers.GCN(3, 4, 2, use_bias=False, rngs=rngs)),
+        flax_layers.VGAE(flax_layers.GCN(3, 4, 2, rngs=rngs), rngs=rngs),
         layer_cases.link_predictor(jnp.float32),
-        HeteroConv({("class", "r", "a"): SAGEConv((3, 2), 4, rngs=rngs)}),
-        HeteroModel({"b": 3, "class": 2}, inner, param_dtype=jnp.bfloat16, rngs=rngs),
+        flax_layers.HeteroConv({("class", "r", "a"): flax_layers.SAGEConv((3, 2), 4, rngs=rngs)}),
+        flax_layers.HeteroModel({"b": 3, "class": 2}, inner, param_dtype=jnp.bfloat16, rngs=rngs),
     ]
     for number, model in enumerate(models):
         jax_gnn.save(tmp_path / f"{number}", model)
@@ -325,7 +318,7 @@ def test_modules_by_their_arguments():
             r"layers\.0\.bias is float32\[4\] in the checkpoint, float32\[5\] in the model",
         ),
         (
-            lambda width, rngs: GCNConv(3, width, rngs=rngs),
+            lambda width, rngs: flax_layers.GCNConv(3, width, rngs=rngs),
             r"got a GCNConv: layers.0.bias is float32\[4\] in the checkpoint, nothing in the model",
         ),
         (lambda rngs: Net(3, rngs=rngs), r"the arguments \{'width': 4\}, of which .* TypeError"),
@@ -377,7 +370,7 @@ def test_full_disk_leaves_the_model_before(tmp_path, capfd, small_files):
     folder = tmp_path / "model"
     # The second model is larger than the limit of files.
     for width in (4, 300):
-        model = GCN(3, width, 2, rngs=nnx.Rngs(0))
+        model = flax_layers.GCN(3, width, 2, rngs=nnx.Rngs(0))
         if width == 4:
             jax_gnn.save(folder, model)
             continue

@@ -8,16 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_checks import (
-    LEVEL,
-    check_distribution,
-    check_one_program,
-    counts_of,
-    key_of,
-    lumpy_edges,
-    lumpy_graph,
-    spoiled,
-)
+import sampling_checks
 from scipy import stats
 
 from jax_gnn import Graph, spmm
@@ -64,7 +55,7 @@ def check_subgraph(
 @pytest.mark.parametrize("room", [None, 12, 0])
 @pytest.mark.parametrize("count", [0, 1, 7, 20])
 def test_edges_among_nodes(rng, count, room):
-    graph = lumpy_graph(rng, NODES, EDGES)
+    graph = sampling_checks.lumpy_graph(rng, NODES, EDGES)
     nodes = rng.integers(-1, NODES + 4, count)
     part = induced_subgraph(graph, nodes, num_edges=room)
     check_subgraph(part, graph, nodes, graph.num_edges if room is None else room)
@@ -72,7 +63,7 @@ def test_edges_among_nodes(rng, count, room):
 
 def test_chunks_of_edges(rng, monkeypatch):
     monkeypatch.setattr(_subgraphs, "CHUNK", 3)
-    graph = lumpy_graph(rng, NODES, EDGES)
+    graph = sampling_checks.lumpy_graph(rng, NODES, EDGES)
     nodes = rng.permutation(NODES)[:6]
     for room in (2, 5, 30):
         part = jax.jit(_subgraphs.induce.__wrapped__, static_argnums=2)(graph, nodes, room)
@@ -81,7 +72,7 @@ def test_chunks_of_edges(rng, monkeypatch):
 
 def test_weights_and_features(rng):
     """A product with the subgraph equals one with rows and columns of the dense matrix."""
-    src, dst = lumpy_edges(rng, NODES, EDGES)
+    src, dst = sampling_checks.lumpy_edges(rng, NODES, EDGES)
     graph = Graph.from_edges(src, dst, num_nodes=NODES)
     weights, x = rng.normal(size=EDGES), rng.normal(size=(NODES, 3))
     # Repeated edges add up.
@@ -95,7 +86,7 @@ def test_weights_and_features(rng):
 
 @pytest.mark.parametrize(("room", "edges"), [(None, None), (4, 10)])
 def test_nodes_of_parts(rng, room, edges):
-    graph = lumpy_graph(rng, NODES, EDGES)
+    graph = sampling_checks.lumpy_graph(rng, NODES, EDGES)
     size = graph.num_nodes
     # Part ids may be far apart; 7 is no part.
     parts = rng.integers(-1, 4, size) * 10**6
@@ -161,13 +152,13 @@ def draw_many(graph: Graph, num: int, method, key, samples: int):
 
 @pytest.mark.parametrize("method", ["node", "edge", "walk"])
 def test_draws_of_saint_have_their_distribution(rng, method):
-    graph = lumpy_graph(rng, NODES, EDGES)
-    counts = counts_of(graph, graph.num_nodes)
+    graph = sampling_checks.lumpy_graph(rng, NODES, EDGES)
+    counts = sampling_checks.counts_of(graph, graph.num_nodes)
     want = outcomes(counts, method)
-    sets = np.asarray(draw_many(graph, 1, method, key_of(rng), 2_000)).tolist()
+    sets = np.asarray(draw_many(graph, 1, method, sampling_checks.key_of(rng), 2_000)).tolist()
     drawn = [tuple(i for i in nodes if i >= 0) for nodes in sets]
     assert set(drawn) <= set(want)
-    check_distribution(
+    sampling_checks.check_distribution(
         np.array([drawn.count(nodes) for nodes in want]), np.array(list(want.values()))
     )
 
@@ -175,27 +166,27 @@ def test_draws_of_saint_have_their_distribution(rng, method):
 @pytest.mark.parametrize("method", ["node", "edge", "walk"])
 def test_inclusion_probabilities_of_nodes(rng, method):
     """Binomial test for each node, of several draws with replacement."""
-    graph = lumpy_graph(rng, NODES, EDGES)
+    graph = sampling_checks.lumpy_graph(rng, NODES, EDGES)
     size, samples, num = graph.num_nodes, 2_000, 3
-    counts = counts_of(graph, size)
+    counts = sampling_checks.counts_of(graph, size)
     single = np.zeros(size)
     for nodes, chance in outcomes(counts, method).items():
         single[list(nodes)] += chance
-    drawn = np.asarray(draw_many(graph, num, method, key_of(rng), samples))
+    drawn = np.asarray(draw_many(graph, num, method, sampling_checks.key_of(rng), samples))
     for row in drawn[:20]:
         ids = row[row >= 0]
         assert (np.diff(ids) > 0).all() and (row[len(ids) :] == -1).all()
     for node in range(size):
         # Draws are independent: 1 - (1 - c)^num.
         hits, chance = int((drawn == node).sum()), 1 - (1 - single[node]) ** num
-        assert stats.binomtest(hits, samples, min(chance, 1)).pvalue > LEVEL / size
+        assert stats.binomtest(hits, samples, min(chance, 1)).pvalue > sampling_checks.LEVEL / size
 
 
 @pytest.mark.parametrize("method", ["node", "edge", "walk"])
 def test_norms_make_sums_unbiased(rng, method):
     """Norms are exact over the subgraphs in which they were counted."""
-    graph = lumpy_graph(rng, NODES, EDGES)
-    size, samples, key = graph.num_nodes, 30, key_of(rng)
+    graph = sampling_checks.lumpy_graph(rng, NODES, EDGES)
+    size, samples, key = graph.num_nodes, 30, sampling_checks.key_of(rng)
 
     def sample(key) -> Subgraph:
         return saint_subgraph(graph, 3, key, method=method, num_edges=45)
@@ -239,14 +230,14 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_one_program_gives_the_same_inside_jit(rng, name):
-    check_one_program(CALLS[name], rng, NODES, EDGES)
+    sampling_checks.check_one_program(CALLS[name], rng, NODES, EDGES)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_garbage_gives_ids_in_range(rng, name):
-    graph = lumpy_graph(rng, NODES, EDGES)
-    broken = spoiled(rng, graph)
-    part = CALLS[name](broken, jnp.asarray(rng.integers(-3, 15, 8)), key_of(rng))
+    graph = sampling_checks.lumpy_graph(rng, NODES, EDGES)
+    broken = sampling_checks.spoiled(rng, graph)
+    part = CALLS[name](broken, jnp.asarray(rng.integers(-3, 15, 8)), sampling_checks.key_of(rng))
     for ids, size in (
         (part.node_ids, graph.num_nodes),
         (part.graph.edge_ids, graph.num_edges),

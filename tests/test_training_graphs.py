@@ -6,15 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from flax_layers.training import (
-    RECIPES,
-    GCNGraphConfig,
-    GINGraphConfig,
-    SAGEConfig,
-    load_checkpoint,
-    save_checkpoint,
-    train,
-)
+from flax_layers import training
 from flax_layers.training.data import split_of
 from flax_layers.training.graphs import Sampler
 from jax_gnn import cli
@@ -44,16 +36,16 @@ SMALL = {"hidden_features": 16, "num_layers": 3, "batch_size": 16}
 @pytest.fixture(scope="module")
 def shapes():
     dataset = rings_and_trees(np.random.default_rng(0), 160)
-    config = GINGraphConfig(**SMALL, epochs=25, splits=1, steps=8, dropout_rate=0.0)
-    return dataset, train(dataset, config)
+    config = training.GINGraphConfig(**SMALL, epochs=25, splits=1, steps=8, dropout_rate=0.0)
+    return dataset, training.train(dataset, config)
 
 
 def test_rings_against_trees(shapes, tmp_path):
     dataset, result = shapes
     assert result.run.accuracy_mean >= 0.99
     assert f"(gin-graph, accuracy_mean={result.run.accuracy_mean:.4f}, " in repr(result)
-    save_checkpoint(tmp_path / "model", result.trained)
-    loaded = load_checkpoint(tmp_path / "model")
+    training.save_checkpoint(tmp_path / "model", result.trained)
+    loaded = training.load_checkpoint(tmp_path / "model")
     logits = result.trained.predict(dataset)
     np.testing.assert_array_equal(loaded.predict(dataset), logits)
     test_accuracy = loaded.accuracies(dataset, logits)["test"]
@@ -66,7 +58,7 @@ def test_rings_against_trees(shapes, tmp_path):
 def test_batches_of_one_shape_hold_graphs_of_the_split(rng):
     dataset = rings_and_trees(rng)
     ids = rng.permutation(60)[:40]
-    config = GINGraphConfig(**SMALL, steps=5)
+    config = training.GINGraphConfig(**SMALL, steps=5)
     # Graphs that exceed the budget are left out, so that a batch may have less than 16.
     sampler = Sampler(dataset, dataset.x, 40, config)
     shapes = set()
@@ -90,8 +82,8 @@ def test_batches_of_one_shape_hold_graphs_of_the_split(rng):
 def test_cross_validation_has_one_epoch(rng):
     # Folds of 8 and 9 leave 16 or 17 graphs to train on, which are one or two batches.
     dataset = rings_and_trees(rng, 25)
-    config = GCNGraphConfig(**SMALL, folds=3, epochs=2)
-    result = train(dataset, config)
+    config = training.GCNGraphConfig(**SMALL, folds=3, epochs=2)
+    result = training.train(dataset, config)
     run = result.run
     assert run.valid_accuracy.shape == (3, 2) and run.over == "folds"
     assert (run.best_epoch == run.valid_accuracy.mean(0).argmax()).all()
@@ -105,10 +97,10 @@ def test_cross_validation_has_one_epoch(rng):
     split = split_of(dataset, config, 1)
     assert not np.intersect1d(split.train, split.test).size
     with pytest.raises(ValueError, match="has 25 labelled graphs; splits need at least 30"):
-        train(dataset, dataclasses.replace(config, folds=30))
+        training.train(dataset, dataclasses.replace(config, folds=30))
 
 
-@pytest.mark.parametrize("model", [name for name in RECIPES if name.endswith("-graph")])
+@pytest.mark.parametrize("model", [name for name in training.RECIPES if name.endswith("-graph")])
 def test_graphs_by_command(model, rng, tmp_path, capsys):
     dataset = rings_and_trees(rng, 12)
     # The format of GIN's code: the label of a graph, then the neighbours of each node.
@@ -161,14 +153,14 @@ def numbers_of_nodes():
 def test_regression_of_nodes(tmp_path):
     dataset = numbers_of_nodes()
     rates = {"dropout_rate": 0.0, "weight_decay": 0.0}
-    config = SAGEConfig(epochs=100, splits=2, hidden_features=16, **rates)
-    result = train(dataset, config, baseline=True)
+    config = training.SAGEConfig(epochs=100, splits=2, hidden_features=16, **rates)
+    result = training.train(dataset, config, baseline=True)
     np.testing.assert_allclose(result.run.train_loss, result.baseline.train_loss, atol=1e-2)
     assert result.errors["r2"].min() > 0.5
     assert f", r2={result.errors['r2'].mean():.4g})" in repr(result)
     assert (result.errors["mae"] <= result.errors["rmse"]).all()
-    save_checkpoint(tmp_path / "model", result.trained)
-    loaded = load_checkpoint(tmp_path / "model")
+    training.save_checkpoint(tmp_path / "model", result.trained)
+    loaded = training.load_checkpoint(tmp_path / "model")
     predictions = np.asarray(loaded.predict(dataset))
     np.testing.assert_array_equal(predictions, result.trained.predict(dataset))
     test = loaded.parts(dataset)["test"]
@@ -185,10 +177,10 @@ def test_regression_of_graphs_on_several_numbers():
     edges = np.bincount(np.repeat(np.arange(40), dataset.sizes)[dataset.dst])
     y = np.stack([dataset.sizes * 3.0, -2.0 * edges], 1)
     changes = {"num_layers": 1, "learning_rate": 0.03, "dropout_rate": 0.0, "graph_reduce": "sum"}
-    config = GCNGraphConfig(**SMALL | changes, epochs=80, splits=1)
+    config = training.GCNGraphConfig(**SMALL | changes, epochs=80, splits=1)
     with pytest.raises(ValueError, match="has numbers to regress on; folds are of classes"):
-        train(dataclasses.replace(dataset, y=y), dataclasses.replace(config, folds=2))
-    result = train(dataclasses.replace(dataset, y=y), config)
+        training.train(dataclasses.replace(dataset, y=y), dataclasses.replace(config, folds=2))
+    result = training.train(dataclasses.replace(dataset, y=y), config)
     assert result.trained.predict(dataset).shape == (40, 2)
     assert result.errors["r2"][0] > 0.3
 
