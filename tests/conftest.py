@@ -317,6 +317,12 @@ def exact_products() -> Iterator[None]:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def small_files() -> Callable[[int], AbstractContextManager[None]]:
     """A context in which no file may have more bytes, as on a disk that is full."""
 

@@ -15,6 +15,10 @@ import flax_layers as layers
 from jax_gnn import Batch, Graph, HeteroGraph, Hypergraph, RelationalGraph
 
 
+def features(width: int, *batch: int, rows: int = 9) -> jax.Array:
+    return jax.random.normal(jax.random.key(width), (rows, *batch, width))
+
+
 def double(array) -> np.ndarray:
     """An array or a parameter in float64, or complex numbers as they are."""
     array = np.asarray(array[...])

@@ -17,16 +17,12 @@ from jax_gnn import Graph, RelationalGraph, host_arrays
 from jax_gnn.extend import take
 from jax_gnn.sampling import Blocks, sample_neighbors
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 NUM_NODES, RELATIONS, WIDTH, CLASSES = 15, 3, 4, 5
 TYPES = {"author": 6, "paper": 5, "venue": 4}
 ENDS = [("author", "paper"), ("paper", "author"), ("paper", "venue")]
 WIDTHS = {"author": 3, "paper": 8, "venue": 2}
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    with jax.enable_x64(True):
-        yield
 
 
 class Case(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import awkward_edges, check_dropout, check_gradient, double, linear
+from layer_cases import awkward_edges, check_dropout, check_gradient, double, features, linear
 
 from flax_layers import GAT, GATConv, GATv2, GATv2Conv, GraphTransformer, TransformerConv
 from jax_gnn import Graph
@@ -30,10 +30,6 @@ def edges(rng) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture
 def graph(edges) -> Graph:
     return Graph.from_edges(*edges, num_nodes=NUM_NODES)
-
-
-def features(width: int, *batch: int, rows: int = NUM_NODES) -> jax.Array:
-    return jax.random.normal(jax.random.key(width), (rows, *batch, width))
 
 
 def make(layer, *sizes, **options):

@@ -9,6 +9,7 @@ from layer_cases import (
     awkward_edges,
     check_gradient,
     double,
+    features,
     inverse,
     linear,
     made_of_rows,
@@ -51,10 +52,6 @@ def adjacency(graph: Graph, weight: jax.Array | None = None) -> np.ndarray:
     matrix = np.zeros((NUM_NODES, NUM_NODES), values.dtype)
     np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), values)
     return matrix
-
-
-def features(width: int, *batch: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(width), (NUM_NODES, *batch, width))
 
 
 def make(layer, *sizes, **options):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import check_gradient, double, inverse, linear, made_of_rows, relu, unit
+from layer_cases import check_gradient, double, features, inverse, linear, made_of_rows, relu, unit
 
 from flax_layers import (
     HGNN,
@@ -62,10 +62,6 @@ def from_dense(incidence: np.ndarray) -> Hypergraph:
 @pytest.fixture
 def hypergraph(incidence) -> Hypergraph:
     return from_dense(incidence)
-
-
-def features(width: int, *batch: int, rows: int = NUM_NODES) -> jax.Array:
-    return jax.random.normal(jax.random.key(width), (rows, *batch, width))
 
 
 # --- References ----------------------------------------------------------------------------------

@@ -13,14 +13,10 @@ from flax_layers import SAGE, HeteroModel, layerwise_inference
 from jax_gnn import Graph, HeteroGraph, RelationalGraph, host_arrays
 from jax_gnn.sampling import node_chunks
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 OF_GRAPHS = "GCN", "GIN", "SAGE", "GAT", "GATv2", "GraphTransformer"
 WEIGHTED = "GCN", "GIN", "SAGE"
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def make_graph(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Graph:

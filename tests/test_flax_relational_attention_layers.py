@@ -16,6 +16,8 @@ from jax_gnn import RelationalGraph
 from jax_gnn._ops.relational_aggregate.schedule import Counts
 from jax_gnn._ops.relational_attention import schedule
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 NUM_NODES, RELATIONS, EDGE_FEATURES = 9, 4, 3
 METHODS = schedule.METHODS
 TYPES = {"author": 4, "paper": 5, "venue": 0, "topic": 3}
@@ -28,12 +30,6 @@ EDGES = {
 ENDS = [*EDGES, *((dst, f"rev_{name}", src) for src, name, dst in EDGES)]
 # Papers are as wide as the output, so that they alone have a skip connection.
 WIDTHS = {"author": 3, "paper": 8, "venue": 2, "topic": 5}
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.fixture

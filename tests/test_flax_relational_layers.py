@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import awkward_triples, check_gradient, double, relu
+from layer_cases import awkward_triples, check_gradient, double, features, relu
 
 from flax_layers import RGCN, RGCNConv
 from flax_layers.relational import keeps_blocks
@@ -25,10 +25,6 @@ def triples(rng) -> tuple[np.ndarray, ...]:
 
 def graph_of(triples, self_relation: bool = False) -> RelationalGraph:
     return RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, self_relation=self_relation)
-
-
-def features(width: int, *batch: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(width), (NUM_NODES, *batch, width))
 
 
 def make(layer, *sizes, **options):

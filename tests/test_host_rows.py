@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,13 +16,9 @@ from flax_layers import GCN, RGCN, SAGE, GATv2Conv, HGNNConv
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import HostRows, shard_graph
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 NODES, FEATURES = 50, 6
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
 
 
 def assert_close(got, want, tolerance: float) -> None:

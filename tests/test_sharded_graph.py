@@ -533,12 +533,6 @@ def check_as_on_one_device(model, graph, split: ShardedGraph, x, target, weights
     assert same_bits(actual, run(params, x, split))
 
 
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("name", [*MODELS, "own", "weighted", *RELATIONAL, *HYPERGRAPHS])

@@ -29,14 +29,10 @@ SPLIT = [name for name, recipe in RECIPES.items() if recipe.structure and takes_
 MOST = min(4, jax.device_count())
 SMALL = {"splits": 1, "epochs": 3, "hidden_features": 8, "dropout_rate": 0.0}
 
-pytestmark = pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-
-
-@pytest.fixture(autouse=True)
-def exact_products():
-    """GPUs round factors to ten bits by default, and then not alike where rows differ a little."""
-    with jax.default_matmul_precision("highest"):
-        yield
+pytestmark = [
+    pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices"),
+    pytest.mark.usefixtures("exact_products"),
+]
 
 
 def settings(model, **changes):
