@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import doctest
 import gzip
-import inspect
 import re
 import sys
 import warnings
@@ -19,7 +17,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-import jax_gnn
 from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, convert, host_arrays
 from jax_gnn.convert import Data
 
@@ -523,16 +520,6 @@ def test_values_of_edges_that_were_lost_elsewhere(package, rng):
     result = getattr(convert, f"from_{package}")(getattr(convert, f"to_{package}")(data))
     for columns, expected in zip(result.edges.values(), remaining, strict=True):
         np.testing.assert_array_equal(columns["w"], expected)
-
-
-@pytest.mark.parametrize("name", ["Data", "from_table"])
-def test_example(name):
-    names = {**vars(convert), "jax_gnn": jax_gnn, "np": np}
-    text = inspect.getdoc(getattr(convert, name))
-    example = doctest.DocTestParser().get_doctest(text or "", names, name, None, None)
-    report: list[str] = []
-    assert example.examples
-    assert not doctest.DocTestRunner().run(example, out=report.append).failed, "".join(report)
 
 
 def test_table_says_what_it_changed():

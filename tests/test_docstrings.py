@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import doctest
 import inspect
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
 import flax_layers
 import jax_gnn
-from jax_gnn import sampling, sharding
+from jax_gnn import convert, sampling, sharding, transforms
 from jax_gnn.extend import row_matmul, source_pair_rows
 
 PUBLIC = {
     name: getattr(module, name)
-    for module in (jax_gnn, flax_layers, sampling, sharding)
+    for module in (jax_gnn, flax_layers, sampling, sharding, transforms)
     for name in module.__all__
 }
 PUBLIC |= {"row_matmul": row_matmul, "source_pair_rows": source_pair_rows}
+PUBLIC |= {"Data": convert.Data, "from_table": convert.from_table}
 # Names without an example: constants, results and options of functions, and a base class.
 WITHOUT = {
     "EXPORT_CHECKS",
     "__version__",
     "AttentionOptions",
+    "Derived",
     "Edge",
     "HypergraphNorm",
     "LinearOptions",
@@ -40,7 +42,15 @@ WITHOUT = {
 
 @pytest.mark.parametrize("name", sorted(PUBLIC.keys() - WITHOUT))
 def test_example(name: str) -> None:
-    names: dict[str, Any] = {**PUBLIC, "jax": jax, "jnp": jnp, "nnx": nnx}
+    names = {
+        **vars(convert),
+        **PUBLIC,
+        "jax": jax,
+        "jax_gnn": jax_gnn,
+        "jnp": jnp,
+        "nnx": nnx,
+        "np": np,
+    }
     text = inspect.getdoc(PUBLIC[name])
     example = doctest.DocTestParser().get_doctest(text or "", names, name, None, None)
     assert example.examples, f"the docstring of {name} has no example"

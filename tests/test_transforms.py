@@ -5,15 +5,12 @@ Graphs are random multigraphs with self-loops, isolated nodes and padding, and e
 
 from __future__ import annotations
 
-import doctest
-import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from op_spec import programs
@@ -22,16 +19,6 @@ from jax_gnn import Graph, Hypergraph, batch, host_arrays, transforms
 from jax_gnn.transforms import Derived
 
 Rng = np.random.Generator
-
-
-@pytest.mark.parametrize("name", transforms.__all__)
-def test_example(name: str) -> None:
-    names = {**vars(transforms), "jnp": jnp}
-    text = inspect.getdoc(getattr(transforms, name)) or ""
-    example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
-    assert example.examples or name == "Derived"
-    report: list[str] = []
-    assert not doctest.DocTestRunner().run(example, out=report.append).failed, "".join(report)
 
 
 def random_graph(rng: Rng, num_nodes: int = 12, num_edges: int = 16) -> Graph:
