@@ -126,11 +126,6 @@ JAX_GNN_INLINE T narrow(Accumulator<T> x) {
   return result;
 }
 
-// INSTANTIATE(T, Acc) for each dtype of features and what it accumulates in.
-#define JAX_GNN_FOR_FLOATS(INSTANTIATE) \
-  INSTANTIATE(float, float)             \
-  INSTANTIATE(double, double)           \
-  INSTANTIATE(Half, float)              \
-  INSTANTIATE(BFloat16, float)
+#define JAX_GNN_FOR_FLOATS(INSTANTIATE) JAX_GNN_FOR_FLOATS_AND(INSTANTIATE, Half, BFloat16)
 
 }  // namespace jax_gnn::cpu

@@ -460,28 +460,24 @@ cudaError_t attention_vjp(cudaStream_t stream, const Schedule& schedule, bool on
                           const Attention<Acc>& attention, Features features, T* out,
                           Acc* to_src_score, Acc* to_score, AttentionRecord<Acc>* records,
                           Acc* scratch, void* workspace) {
-  cudaError_t error =
-      launch_records(stream, csr, attained, attention.dst_score, features, records, to_score);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(
+      launch_records(stream, csr, attained, attention.dst_score, features, records, to_score));
   const BySource<Acc> edges = {csr, attention, records, features.heads};
   const int64_t size = csr.count * features.heads;
   const Plan plan = {dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div(size, 256), 2048))), 256,
                      0};
   Acc* const dots = scratch + size;
   if (size > 0) {
-    error = launch(stream, plan, weigh_kernel<Acc>, edges, scratch);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(launch(stream, plan, weigh_kernel<Acc>, edges, scratch));
   }
   Csr<Index> in_order = csr;  // weights and dots in the entries' order
   in_order.order = nullptr;
   in_order.num_weights = csr.count;
-  error = segment_reduce_vjp(stream, schedule, one_pass, in_order, attained.ct, scratch, value,
-                             features, out, dots, workspace);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(segment_reduce_vjp(stream, schedule, one_pass, in_order, attained.ct,
+                                                  scratch, value, features, out, dots, workspace));
   if (size > 0) {
-    error = launch(stream, plan, finish_scores_kernel<Acc>, edges, static_cast<const Acc*>(dots),
-                   to_score);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(launch(stream, plan, finish_scores_kernel<Acc>, edges,
+                                        static_cast<const Acc*>(dots), to_score));
   }
   if (to_src_score == nullptr) return cudaSuccess;
   Csr<Index> places = csr;  // whose rows are summed up

@@ -15,10 +15,9 @@ cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspa
   if (to_nodes.num_rows <= 0 || width <= 0) return cudaSuccess;
   if (width > static_cast<int64_t>(0xffffffffu / sizeof(Acc))) return cudaErrorInvalidValue;
   if (to_hyperedges.num_rows > 0) {
-    const cudaError_t error =
-        row_sums(stream, Turn::kFirst, threads, to_hyperedges, x, scales.node_in, scales.hyperedge,
-                 NoEpilogue{}, width, sums, workspace);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(row_sums(stream, Turn::kFirst, threads, to_hyperedges, x,
+                                          scales.node_in, scales.hyperedge, NoEpilogue{}, width,
+                                          sums, workspace));
   }
   const auto to_result = [&, &all = aggregation](const auto& epilogue) {
     const Acc* ones = nullptr;
@@ -32,9 +31,6 @@ cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspa
 
 #define JAX_GNN_INSTANTIATE(T, Acc) JAX_GNN_INSTANCE(hypergraph_aggregate<T, Acc>);
 
-JAX_GNN_INSTANTIATE(float, float)
-JAX_GNN_INSTANTIATE(double, double)
-JAX_GNN_INSTANTIATE(__half, float)
-JAX_GNN_INSTANTIATE(__nv_bfloat16, float)
+JAX_GNN_FOR_FLOATS_AND(JAX_GNN_INSTANTIATE, __half, __nv_bfloat16)
 
 }  // namespace jax_gnn::cuda

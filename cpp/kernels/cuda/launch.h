@@ -14,6 +14,10 @@
 
 #include "basics.cuh"
 
+// Returns from a launcher with the error of a call that fails.
+#define JAX_GNN_RETURN_IF_CUDA_ERROR(...) \
+  if (const cudaError_t failure = __VA_ARGS__; failure != cudaSuccess) return failure
+
 namespace jax_gnn::cuda {
 
 constexpr int64_t kMaxGridX = 0x7fffffff;
@@ -99,8 +103,7 @@ inline cudaLaunchConfig_t configuration(cudaStream_t stream, const Plan& plan,
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Parameters...),
                    const Arguments&... arguments) {
-  const cudaError_t error = allow_shared(kernel, plan);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(allow_shared(kernel, plan));
   cudaLaunchAttribute overlap = {};
   const cudaLaunchConfig_t config = configuration(stream, plan, overlap);
   return cudaLaunchKernelEx(&config, kernel, arguments...);
@@ -109,8 +112,7 @@ cudaError_t launch(cudaStream_t stream, const Plan& plan, void (*kernel)(Paramet
 // The same of a kernel whose types are not known here: its parameters by address.
 inline cudaError_t launch_by_address(cudaStream_t stream, const Plan& plan, const void* kernel,
                                      void** parameters) {
-  const cudaError_t error = allow_shared(kernel, plan);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(allow_shared(kernel, plan));
   cudaLaunchAttribute overlap = {};
   const cudaLaunchConfig_t config = configuration(stream, plan, overlap);
   return cudaLaunchKernelExC(&config, kernel, parameters);

@@ -34,12 +34,11 @@ cudaError_t relation_pairs(cudaStream_t stream, const TypedRows<Index>& edges,
   parts.starts = parts.counts + counts;
   parts.tiles = tiles;
   const Plan plan{dim3(static_cast<unsigned>(tiles)), kPairThreads, 0};
-  cudaError_t error = launch(stream, plan, pair_counts_kernel<Index>, edges, parts);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(launch(stream, plan, pair_counts_kernel<Index>, edges, parts));
   const auto limit = std::numeric_limits<Index>::max();
-  error = launch(stream, {dim3(static_cast<unsigned>(sums)), kScanThreads, 0}, starts_kernel<Index>,
-                 static_cast<const Index*>(parts.counts), counts, limit, limit, parts.starts);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(launch(stream, {dim3(static_cast<unsigned>(sums)), kScanThreads, 0},
+                                      starts_kernel<Index>, static_cast<const Index*>(parts.counts),
+                                      counts, limit, limit, parts.starts));
   return launch(stream, plan, pairs_kernel<Index>, edges, parts, pairs);
 }
 

@@ -30,11 +30,10 @@ cudaError_t sample_tree(cudaStream_t stream, const Drawn<Index>& drawn, const Bl
   const int64_t limit = std::numeric_limits<Index>::max();
   if (blocks > kMaxGridX || tiles > kMaxGridX || threads > limit)
     return cudaErrorInvalidConfiguration;
-  const cudaError_t error =
-      launch(stream, {dim3(static_cast<unsigned>(tiles)), kScanThreads, 0}, starts_kernel<Index>,
-             drawn.counts, drawn.num_dst, static_cast<Index>(drawn.fanout),
-             static_cast<Index>(block.num_edges), block.indptr);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(launch(stream, {dim3(static_cast<unsigned>(tiles)), kScanThreads, 0},
+                                      starts_kernel<Index>, drawn.counts, drawn.num_dst,
+                                      static_cast<Index>(drawn.fanout),
+                                      static_cast<Index>(block.num_edges), block.indptr));
   return launch(stream, {dim3(static_cast<unsigned>(blocks)), kDrawThreads, 0}, tree_kernel<Index>,
                 drawn, block, threads, overflow);
 }
@@ -71,11 +70,10 @@ cudaError_t sample_distinct(cudaStream_t stream, const Sorted<Index>& sorted,
   const auto plan = [](int64_t blocks) {
     return Plan{dim3(static_cast<unsigned>(blocks)), kScanThreads, 0};
   };
-  cudaError_t error = launch(stream, plan(parts.tiles), distinct_sums_kernel<Index>, runs, parts);
-  if (error != cudaSuccess) return error;
-  error =
-      launch(stream, plan(blocks), distinct_sources_kernel<Index>, runs, parts, block, overflow);
-  if (error != cudaSuccess) return error;
+  JAX_GNN_RETURN_IF_CUDA_ERROR(
+      launch(stream, plan(parts.tiles), distinct_sums_kernel<Index>, runs, parts));
+  JAX_GNN_RETURN_IF_CUDA_ERROR(
+      launch(stream, plan(blocks), distinct_sources_kernel<Index>, runs, parts, block, overflow));
   // As many sources as there may be, if nodes of different seeds are not different ones.
   const int64_t max_sources =
       sorted.seeds == nullptr ? std::min(count, num_dst + sorted.num_nodes) : count;

@@ -84,9 +84,6 @@ cudaError_t leaky_scores(cudaStream_t stream, const Csr<Index>& csr, const Leaky
 #define JAX_GNN_INSTANTIATE(T, Acc) \
   JAX_GNN_INSTANCE(sddmm<T, Acc>);  \
   JAX_GNN_INSTANCE(leaky_scores<T, Acc>);
-JAX_GNN_INSTANTIATE(float, float)
-JAX_GNN_INSTANTIATE(double, double)
-JAX_GNN_INSTANTIATE(__half, float)
-JAX_GNN_INSTANTIATE(__nv_bfloat16, float)
+JAX_GNN_FOR_FLOATS_AND(JAX_GNN_INSTANTIATE, __half, __nv_bfloat16)
 
 }  // namespace jax_gnn::cuda

@@ -31,9 +31,8 @@ cudaError_t launch_hopper(cudaStream_t stream, const MatmulSchedule& schedule, c
   const auto kernel = hopper_matmul_kernel<Shape, T, Out>;
   TensorMap rows = {};
   if (!Shape::kGathers) {
-    const cudaError_t error =
-        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(
+        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, rows));
   }
   const dim3 grid(num_blocks(schedule, groups, Shape::kRows, Shape::kBlocks),
                   static_cast<unsigned>(ceil_div(product.n, Shape::kColumns)));

@@ -44,10 +44,8 @@ cudaError_t segment_order(cudaStream_t stream, const Index* ids, int64_t count,
     pass.order = from_order;
     pass.to_order = left % 2 == 0 ? order : scratch;
     pass.to_ids = left == 0 ? nullptr : scratch + (left % 2 == 0 ? 2 : 1) * count;
-    cudaError_t error = launch(stream, plan, order_counts_kernel<Index>, pass);
-    if (error != cudaSuccess) return error;
-    error = launch(stream, plan, order_kernel<Index>, pass);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(launch(stream, plan, order_counts_kernel<Index>, pass));
+    JAX_GNN_RETURN_IF_CUDA_ERROR(launch(stream, plan, order_kernel<Index>, pass));
     from_ids = pass.to_ids;
     from_order = pass.to_order;
     pass.shift += pass.bits;

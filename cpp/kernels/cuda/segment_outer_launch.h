@@ -21,11 +21,10 @@ cudaError_t launch_tiles(cudaStream_t stream, Kernel kernel, const Groups& group
                          const OuterProduct<T, Out>& product) {
   TensorMap lhs = {}, rhs = {};
   if (!Shape::kLists) {
-    cudaError_t error =
-        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, lhs);
-    if (error != cudaSuccess) return error;
-    error = describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks, rhs);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(
+        describe(product.lhs, groups.num_rows, product.k, Shape::kRows, Shape::kChunks, lhs));
+    JAX_GNN_RETURN_IF_CUDA_ERROR(
+        describe(product.rhs, groups.num_rows, product.n, Shape::kRows, Shape::kChunks, rhs));
   }
   const dim3 grid(blocks, static_cast<unsigned>(ceil_div(product.k, Shape::kTile) *
                                                 ceil_div(product.n, Shape::kTile)));
@@ -65,12 +64,11 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
                                   lists};
   const int64_t blocks = std::max<int64_t>(schedule.blocks, 1);
   product.workspace.blocks = blocks;
-  cudaError_t error = cudaSuccess;
   if (atomic) {
     const int64_t size = groups.num_groups * k * n;
     const auto filling = static_cast<unsigned>(std::min<int64_t>(ceil_div(size, 1024), 1056));
-    error = launch(stream, {dim3(filling), 256, 0}, zero_kernel<Out>, out, size);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(
+        launch(stream, {dim3(filling), 256, 0}, zero_kernel<Out>, out, size));
   }
   const auto grid_x = static_cast<unsigned>(blocks);
   const auto sum_up = [&]() -> cudaError_t {
@@ -122,7 +120,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
     return exact ? launch_plain<HighestProduct<T, 64>>(stream, groups, grid_x, product)
                  : launch_plain<DefaultProduct<T, 64>>(stream, groups, grid_x, product);
   };
-  error = sum_up();
+  const cudaError_t error = sum_up();
   if (error != cudaSuccess || atomic) return error;
   const auto combine = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;

@@ -63,8 +63,7 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bo
     const Output<Acc, Op, Acc> output = {dots, csr.num_weights, features.heads, {}};
     const bool has_next = csr.count > 0 || (csr.num_rows > 0 && features.width > 0);
     start = Start::kReadsAhead;
-    const cudaError_t error = launch_fill(stream, has_next ? start : Start::kXla, output);
-    if (error != cudaSuccess) return error;
+    JAX_GNN_RETURN_IF_CUDA_ERROR(launch_fill(stream, has_next ? start : Start::kXla, output));
   }
   const auto all_dots = [&] {
     const Select<T, Acc>* all = nullptr;
@@ -123,9 +122,6 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bo
 #define JAX_GNN_INSTANTIATE(T, Acc)      \
   JAX_GNN_INSTANCE(serves_with_dots<T>); \
   JAX_GNN_INSTANCE(segment_reduce_vjp<T, Acc>);
-JAX_GNN_INSTANTIATE(float, float)
-JAX_GNN_INSTANTIATE(double, double)
-JAX_GNN_INSTANTIATE(__half, float)
-JAX_GNN_INSTANTIATE(__nv_bfloat16, float)
+JAX_GNN_FOR_FLOATS_AND(JAX_GNN_INSTANTIATE, __half, __nv_bfloat16)
 
 }  // namespace jax_gnn::cuda

@@ -65,9 +65,6 @@ cudaError_t segment_softmax_tangent(cudaStream_t stream, const Csr<int32_t>& csr
 #define JAX_GNN_INSTANTIATE(T, Acc)          \
   JAX_GNN_INSTANCE(segment_softmax<T, Acc>); \
   JAX_GNN_INSTANCE(segment_softmax_tangent<T, Acc>);
-JAX_GNN_INSTANTIATE(float, float)
-JAX_GNN_INSTANTIATE(double, double)
-JAX_GNN_INSTANTIATE(__half, float)
-JAX_GNN_INSTANTIATE(__nv_bfloat16, float)
+JAX_GNN_FOR_FLOATS_AND(JAX_GNN_INSTANTIATE, __half, __nv_bfloat16)
 
 }  // namespace jax_gnn::cuda
