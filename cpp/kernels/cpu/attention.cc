@@ -473,17 +473,6 @@ struct Forward {
   }
 };
 
-// Terms of the dot of two rows.
-template <typename T>
-struct RowProduct {
-  const T *a, *b;
-
-  template <int kLanes>
-  JAX_GNN_INLINE auto operator()(int64_t k) const {
-    return load<kLanes>(a + k) * load<kLanes>(b + k);
-  }
-};
-
 // Rows are plain sums, as weights are known. A state: the sums, and those of scores' cotangents or
 // of what keys get.
 template <typename T, typename Index>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
 #include "vector.h"
 
 namespace jax_gnn::cpu {
@@ -85,5 +86,16 @@ JAX_GNN_INLINE void sums_of_terms(int64_t size, int64_t count, const Terms& term
     std::memcpy(sums + i, &result, left * sizeof(Acc));
   }
 }
+
+// Terms of the dot of two rows.
+template <typename T>
+struct RowProduct {
+  const T *a, *b;
+
+  template <int kLanes>
+  JAX_GNN_INLINE auto operator()(int64_t k) const {
+    return load<kLanes>(a + k) * load<kLanes>(b + k);
+  }
+};
 
 }  // namespace jax_gnn::cpu

@@ -10,19 +10,9 @@
 namespace jax_gnn::cpu {
 namespace {
 
-template <typename T>
-struct Product {
-  const T *a, *b;
-
-  template <int kLanes>
-  JAX_GNN_INLINE auto operator()(int64_t k) const {
-    return load<kLanes>(a + k) * load<kLanes>(b + k);
-  }
-};
-
 template <typename T, typename Acc>
 struct SelectedProduct {
-  Product<T> product;
+  RowProduct<T> product;
   const Select<T, Acc>& select;
   const T *row_key, *col_key;
   Acc weight;
@@ -105,7 +95,7 @@ template <typename T, typename Acc, typename Index>
 JAX_GNN_INLINE void product_entries(const Csr<Index>& csr, int64_t first, int64_t last, const T* a,
                                     const T* b, Features features, Acc* out) {
   const auto terms = [&](int64_t row, int64_t col, int64_t)
-                         JAX_GNN_LAMBDA { return Product<T>{a + row, b + col}; };
+                         JAX_GNN_LAMBDA { return RowProduct<T>{a + row, b + col}; };
   sum_entries(csr, first, last, b, features, terms, out);
 }
 
