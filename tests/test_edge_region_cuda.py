@@ -118,7 +118,7 @@ def test_walks_cover_all_results(rng):
     sinks = [("row", "sum"), ("col", "max"), ("edge", "none"), ("all", "sum")]
     outputs = [sinks[int(i)] for i in rng.integers(4, size=4)] + [("row", "sum")] * count
     model = Model(lambda x, y: [x * y * i for i in range(len(outputs))], pairwise(3).rows, outputs)
-    walks = cuda._walks(program_of(model), False)
+    walks = cuda.walks_of(program_of(model), False)
     assert sorted(i for walk in walks for i in walk.results) == list(range(len(outputs)))
     assert all(walk.by_col == (outputs[i][0] == "col") for walk in walks for i in walk.results)
     assert sum(not walk.by_col for walk in walks) == 2
@@ -141,7 +141,7 @@ STORED = Model(
 
 
 def test_second_walk_reads_stored_results(rng):
-    first, second = cuda._walks(program_of(STORED), False)
+    first, second = cuda.walks_of(program_of(STORED), False)
     assert (first.by_col, first.used, first.stored) == (False, (0, 1, 2), ())
     assert (second.by_col, second.used, second.stored) == (True, (0,), (0,))
     assert [step.name for step in second.program.instructions] == ["mul"]
@@ -152,7 +152,7 @@ def test_first_walk_stores_masks_of_extremes(rng):
     model = Model(lambda x, y: [jax.nn.relu(x - y)], pairwise(4).rows, [("row", "max")])
     gradient = model.region().cotangent((0, 1), (0,))
     assert isinstance(gradient.program, RowProgram)
-    first, second = cuda._walks(gradient.program, False)
+    first, second = cuda.walks_of(gradient.program, False)
     assert (first.results, second.results, second.stored) == ((0, 2), (1,), (2,))
     assert [source.dtype for source in second.program.inputs] == [np.float32, bool]
     assert [step.name for step in second.program.instructions] == ["constant", "select_n", "neg"]
@@ -196,9 +196,9 @@ def test_walks_compute_the_region(model, rng):
 
 
 @pytest.mark.usefixtures("fake_gpu")
-@pytest.mark.parametrize(("width", "layers"), [(20, 1), (128, 3)])
+@pytest.mark.parametrize(("width", "layers"), [(20, 1), (128, 5)])
 def test_gradients_of_linear_maps_are_in_regions_that_hold_them(width, layers, rng):
-    """The gradients of three maps of 128 columns take more registers than a lane has."""
+    """The gradients of five maps of 128 columns take more registers than a lane has."""
 
     @program
     def convolution(g, x: Node, e: Edge, w, key):
@@ -218,7 +218,7 @@ def test_gradients_of_linear_maps_are_in_regions_that_hold_them(width, layers, r
         return jnp.sum(convolution(graph, x, e, w, jax.random.key(0)) ** 2)
 
     assert count_products(total) == count_products(jax.jit(total)) == 0
-    is_outside = layers == 3
+    is_outside = layers == 5
     assert (count_products(jax.grad(total)) > 0) == is_outside
     assert (count_products(jax.jit(jax.grad(total, (0, 1, 2)))) > 0) == is_outside
 
@@ -348,6 +348,21 @@ def test_linear_maps(dtype, rng):
         scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
         got = np.asarray(got, np.float64) / scale
         np.testing.assert_allclose(got, expected / scale, rtol=0, atol=bound)
+
+
+@needs_cuda
+def test_sines(rng):
+    """Arguments of any size; those within 1e5 are reduced without a call."""
+    function = lambda x: [jnp.sin(x), jnp.cos(x)]  # noqa: E731
+    model = Model(function, [("edge", (64,))], [("edge", "none")] * 2)
+    assert "sine<0>" in generate(model).source
+    edges = Edges.random(rng, "random")
+    x = np.float32(rng.normal(size=(edges.count, 64)) * np.exp(rng.normal(size=64) * 4))
+    x[0, :6] = 0, -0.0, 1e5, -3e5, 1e30, np.inf
+    with np.errstate(invalid="ignore"):
+        want = [f(x.astype(np.float64)) for f in (np.sin, np.cos)]
+    for got, expected in zip(cuda_region(model, edges)(x), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-7)
 
 
 @needs_cuda

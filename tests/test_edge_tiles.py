@@ -12,7 +12,7 @@ from op_suite import KERNELS
 from region_cases import Edges, Model
 
 from jax_gnn._core import ffi
-from jax_gnn._ops.edge_region import cuda, cuda_text, tile_kernel
+from jax_gnn._ops.edge_region import cuda, cuda_text, tile_kernel, walks
 from jax_gnn._ops.edge_region.row_program import from_jaxpr
 
 needs_cuda = pytest.mark.skipif(
@@ -85,12 +85,25 @@ def heads(width):
     return Model(function, rows, sinks)
 
 
+def cg_conv(width):
+    """Two products of one concatenation, whose gradients are sums of four outer products' size."""
+
+    def function(xd, xs, e, wf, ws, b):
+        z = jnp.concatenate([xd, xs, e])
+        return [nn.sigmoid(z @ wf) * nn.softplus(z @ ws + b)]
+
+    rows = [("row", (width,)), ("col", (width,)), ("edge", (width,))]
+    rows += [("shared", (3 * width, width)), ("shared", (3 * width, width)), ("shared", (width,))]
+    return Model(function, rows, [("row", "sum")])
+
+
 # Widths of values, and of gradients, which take more registers.
 MODELS = {
     "egnn": (egnn, (24, 37, 64), (24, 37)),
     "painn": (painn, (16, 24, 64), (16, 24)),
     "nnconv": (nnconv, (8, 12, 16), (8, 12)),
     "edge_conv": (edge_conv, (10, 25, 40), (10, 25)),
+    "cg_conv": (cg_conv, (12, 21), (12, 48)),
     "heads": (heads, (9, 13, 16), (9,)),
 }
 
@@ -149,7 +162,7 @@ def test_wide_products_are_computed_in_chunks(monkeypatch):
 def cotangent(model):
     """Return the row programs of the walks of a region's gradient to all arguments."""
     gradient = model.region().cotangent(tuple(range(len(model.rows))), (0,))
-    return [walk.program for walk in cuda._walks(gradient.program, False)]
+    return [walk.program for walk in cuda.walks_of(gradient.program, False)]
 
 
 def test_rows_of_the_next_tile_are_copied_once_those_of_this_one_are_read():
@@ -191,10 +204,34 @@ def test_sums_over_stored_rows_are_left_to_the_second_walk():
     assert [output.dest for output in second.outputs] == ["row", "row"]
 
 
+def test_sums_that_leave_few_warps_have_a_walk_of_their_own():
+    """It reads stored factors; the walk that makes these keeps its registers and memory."""
+    region = cg_conv(64).region()
+    program = region.cotangent(tuple(range(len(region.rows))), (0,)).program
+    warps = [
+        walks.kernel_of(walk.program).threads // 32 * walks.kernel_of(walk.program).blocks
+        for walk in walks.walks_of(program, False)
+        if cuda_text.has_tiles(walk.program)
+    ]
+    assert len(warps) > 1 and min(warps) >= 8
+    rest, *sums = [walk.program for walk in walks.walks_of(program, False)]
+    assert not any(output.dest == "all" for output in rest.outputs)
+    assert not any(step.name == "dot" for walk in sums for step in walk.instructions)
+
+
+def test_warps_sum_small_outer_products_in_registers():
+    model = Model(lambda x, w: [x @ w], [("row", (64,)), ("shared", (64, 64))], [("row", "sum")])
+    (walk,) = walks.walks_of(model.region().cotangent((1,), (0,)).program, False)
+    kernel = walks.kernel_of(walk.program)
+    compute, _, finish = kernel.source.partition("void finish(")
+    assert kernel.own_sums and "accumulate_own_outer<64, 64, 72, 72, false>" in compute
+    assert "__syncthreads" not in compute and "store_own_outer<kWarps, 64, 64, 64>" in finish
+
+
 def test_softplus_and_its_derivative_are_short():
     model = Model(lambda x: [nn.softplus(x)], [("col", (16,))], [("row", "sum")])
     for region in (model.region(), model.region().cotangent((0,), (0,))):
-        (walk,) = cuda._walks(region.program, False)
+        (walk,) = cuda.walks_of(region.program, False)
         names = [step.name for step in walk.program.instructions]
         assert "select_n" not in names
     assert "logistic" in names and "log1p" not in names
@@ -205,14 +242,14 @@ def test_a_gradient_alone_keeps_its_precision():
     model = Model(lambda x, w: [x @ w], [("row", (16,)), ("shared", (16, 16))], [("row", "sum")])
     with jax.default_matmul_precision("highest"):
         gradient = model.region().cotangent((1,), (0,))
-    (walk,) = cuda._walks(gradient.program, False)
+    (walk,) = cuda.walks_of(gradient.program, False)
     assert "16, 16, 40, 40, true>(block" in tile_kernel.generate_tiles(walk.program).source
 
 
 def test_rows_beyond_registers_have_no_kernel():
     joined = Model(
-        lambda x, y, w: [jnp.concatenate([x, jnp.tanh(y), y, jnp.sin(x)]) @ w],
-        [("row", (128,)), ("col", (128,)), ("shared", (512, 16))],
+        lambda x, y, w: [jnp.concatenate([x, jnp.tanh(y), y, jnp.sin(x), x * y]) @ w],
+        [("row", (128,)), ("col", (128,)), ("shared", (640, 16))],
         [("row", "sum")],
     )
     with pytest.raises(cuda_text.Infeasible, match="registers"):
@@ -311,5 +348,6 @@ def loss(function, cotangents):
 @pytest.mark.parametrize("gradients", [False, True])
 def test_random_functions(gradients, monkeypatch, rng):
     """Tiles compute any function of an entry, though only those with products need them."""
-    monkeypatch.setattr(cuda, "_kernel", regions.tiles_if_feasible)
+    monkeypatch.setattr(cuda, "kernel_of", regions.tiles_if_feasible)
+    monkeypatch.setattr(walks, "kernel_of", regions.tiles_if_feasible)
     assert regions.check(rng, "cuda", "float32", gradients) == []

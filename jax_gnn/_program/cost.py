@@ -28,6 +28,7 @@ from jax_gnn._program.match import Matcher, needed_rows, rows_taken
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
 from jax_gnn._program.regions import EdgeRegion, linear_maps_of
 from jax_gnn._program.rows import (
+    SOFTMAX_SHIFT,
     Apply,
     Constant,
     Contract,
@@ -38,6 +39,7 @@ from jax_gnn._program.rows import (
     Row,
     Softmax,
     sizes_of,
+    topological_order,
 )
 from jax_gnn._program.spaces import Space
 
@@ -103,6 +105,16 @@ class Costs:
         rows = needed_rows(results, self.matcher)
         return sum(self.of(row).time + self.gradient(row).time for row in rows)
 
+    @functools.cached_property
+    def _differentiated(self) -> frozenset[Row]:
+        """Rows that have gradients."""
+
+        def operands(row: Row) -> Sequence[Row]:
+            is_shift = isinstance(row.op, Apply) and row.op.name == SOFTMAX_SHIFT
+            return () if is_shift else row.operands
+
+        return frozenset(topological_order(self.results, operands))
+
     def of(self, row: Row) -> Cost:
         """Return the cost of a row's op; that of a region belongs to its first result."""
         if row in self.matcher.regions:
@@ -131,6 +143,8 @@ class Costs:
         Functions read operands again and write gradients. Ops that regions may replace are
         counted; others take twice the op.
         """
+        if row not in self._differentiated and self.results:
+            return Cost("", 0.0)
         if row in self.matcher.regions:
             return self._region_gradient(row, self.matcher.regions[row])
         match row.op:
@@ -350,6 +364,16 @@ class Costs:
         if any(isinstance(x.op, Push) and x.op.reduce in ("max", "min") for x in region.pushes):
             launches.append(self._walk(region, "row") + self._all(region.results) + work)
         return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
+
+    def gradient_of_walks(self, region: EdgeRegion) -> float:
+        """Return the microseconds that a region's gradients take beyond `gradient`, as walks.
+
+        The walks are those whose kernels a GPU has room for.
+        """
+        if not region.linear_maps:
+            return 0.0
+        time = _arithmetic(region.gradient_flops() * self._num_edges).extra
+        return time - self.gradient(region.results[0]).time
 
     def _walk(self, region: EdgeRegion, order: str) -> Launch:
         """Return what edges read, in the order of their rows or of their columns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +19,15 @@ from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
 from jax_gnn._program.passes import run
 from jax_gnn._program.regions import Candidates, EdgeRegion, backend, choose_regions
-from jax_gnn._program.rows import Row, count_uses
+from jax_gnn._program.rows import Input, Row, Softmax, count_uses, topological_order
 from jax_gnn._program.sides import Sides
-from jax_gnn._program.spaces import Parts
+from jax_gnn._program.spaces import Parts, Space
 from jax_gnn._program.trace import Traced
 
-# Products of edges outside of regions read and write arrays of edges, and their gradients more of
-# them than is counted: measured for GatedGCN beside walks with products.
-_TIME_OF_EDGE_ARRAYS = 1.3
+# Attention with scores and values of edges reads and writes more arrays of edges than is counted:
+# measured for DeeperGCN beside a region.
+_TIME_OF_EDGE_ATTENTION = 1.3
+_MAX_PLANS = 4  # whose kernels are generated to choose one for gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,19 +124,22 @@ class Plan:
         if not self.has_linear_maps:
             return self
         plans = _with_fewer_passes(replace(self, passes=self.requested))
-        plans = [self, *plans, *(replace(plan, linear_maps=False) for plan in plans)]
-        return min(plans, key=Plan._time_in_kernels)
-
-    def _time_in_kernels(self) -> float:
-        """Return `training_time` as kernels take it."""
-        if not self.has_linear_maps:
-            return _TIME_OF_EDGE_ARRAYS * self.training_time
-        # Where one kernel cannot hold all gradients, each further walk makes all rows again and
-        # differentiates them, as two forward walks.
-        return self.training_time + sum(
-            region.extra_walks() * 2 * self.costs.of(region.results[0]).time
-            for region in self.regions
+        without_maps = min(
+            (replace(plan, linear_maps=False) for plan in plans), key=lambda x: x.training_time
         )
+        best, num_feasible = without_maps, 0
+        for plan in sorted([self, *plans], key=lambda plan: plan.training_time):
+            time = plan._time_in_kernels
+            num_feasible += math.isfinite(time)
+            best = plan if time < best._time_in_kernels else best
+            if num_feasible == _MAX_PLANS:
+                break
+        return best
+
+    @functools.cached_property
+    def _time_in_kernels(self) -> float:
+        """`training_time` as kernels take it."""
+        return self.training_time + sum(map(self.costs.gradient_of_walks, self.regions))
 
     def run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         """Run the program."""
@@ -184,18 +189,31 @@ def make_plan(
     """Return the plan with these passes, or with fewer if regions then save more.
 
     Passes are priced by ops. A region may save more if a linear map is not moved out of it.
+    Softmaxes are split for regions alone, where attention ops take longer.
     """
-    plan = Plan(traced, parts, passes, linear_maps, passes)
+    others = tuple(name for name in passes if name != "split_softmax")
+    plan = Plan(traced, parts, others, linear_maps, others)
     if Plan(traced, parts, (), linear_maps).matcher.regions:
         plan = min(_with_fewer_passes(plan), key=lambda plan: plan.training_time)
+    has_softmax = any(isinstance(row.op, Softmax) for row in topological_order(traced.results))
+    if others != passes and has_softmax and backend() != "cpu":
+        plans = _with_fewer_passes(Plan(traced, parts, passes, linear_maps, passes))
+        split = min(plans, key=lambda plan: plan.training_time)
+        stored = [row for row in plan.materialized if not isinstance(row.op, Input)]
+        is_wide = any(row.space is Space.EDGE and row.size > 8 for row in stored)
+        factor = _TIME_OF_EDGE_ATTENTION if is_wide else 1
+        plan = split if split.training_time < factor * plan.training_time else plan
     if linear_maps and not all(map(EdgeRegion.has_kernels, plan.regions)):
         return make_plan(traced, parts, passes, linear_maps=False)
     return plan
 
 
 def _with_fewer_passes(plan: Plan) -> list[Plan]:
-    """Return the plans with all or some of the passes; "cse" costs nothing, and stays."""
-    optional = [name for name in plan.passes if name != "cse"]
+    """Return the plans with all or some of the passes.
+
+    "cse" costs nothing, and stays; `make_plan` compares plans with and without "split_softmax".
+    """
+    optional = [name for name in plan.passes if name not in ("cse", "split_softmax")]
     return [
         replace(plan, passes=tuple(name for name in plan.passes if name not in omitted))
         for count in range(len(optional) + 1)

@@ -22,7 +22,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda import num_walks
+from jax_gnn._ops.edge_region.cuda import flops_of_walks
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
@@ -210,17 +210,17 @@ class EdgeRegion:
 
     def has_kernels(self) -> bool:
         """Whether a GPU has kernels for the region, which products with matrices may prevent."""
-        return backend() != "cuda" or not self.linear_maps or num_walks(self.region) > 0
+        if backend() != "cuda" or not self.linear_maps:
+            return True
+        return math.isfinite(flops_of_walks(self.region))
 
-    def extra_walks(self) -> float:
-        """Return how many walks gradients to all floats take beyond two; inf without kernels."""
-        if not self.linear_maps:
-            return 0
-        region = self.region
-        active = tuple(i for i, row in enumerate(region.rows) if row.dtype in FLOATS)
-        cotangent = region.cotangent(active, tuple(range(len(region.outputs))))
-        count = num_walks(cotangent) if self.has_kernels() else 0
-        return max(count - 2, 0) if count else math.inf
+    def gradient_flops(self) -> float:
+        """Return the time of an edge in the walks of gradients to all floats, in flops.
+
+        It is infinite if a GPU has no kernels for them.
+        """
+        active = tuple(i for i, row in enumerate(self.region.rows) if row.dtype in FLOATS)
+        return flops_of_walks(self.region.cotangent(active, tuple(range(len(self.outputs)))))
 
     def lower(self, lowering: Lowering) -> list[Array]:
         """Compute the array of each result."""

@@ -223,6 +223,10 @@ REACHED = "reached"
 """Name of the function that zeroes the rows of nodes without edges."""
 
 
+SOFTMAX_SHIFT = "softmax_shift"
+"""Name of the function of a maximum of scores, which has no gradient."""
+
+
 def reached(row: Row) -> Row:
     """Return a row of nodes, zero where a node has no edges."""
     op = Apply(REACHED, lambda x: [x], key=REACHED)

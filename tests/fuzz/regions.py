@@ -27,7 +27,7 @@ import emulation  # noqa: F401  (installs emulated kernels if asked to)
 from op_spec import SCENARIOS, setting
 from region_cases import Edges, Model
 
-from jax_gnn._ops.edge_region import cuda, cuda_codegen
+from jax_gnn._ops.edge_region import cuda, cuda_codegen, walks
 from jax_gnn._ops.edge_region.cuda_text import Infeasible
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Sink
@@ -277,7 +277,7 @@ def main():
     parser.add_argument("--tiles", action="store_true", help="edge tiles for all functions")
     args = parser.parse_args()
     if args.tiles:
-        cuda._kernel = tiles_if_feasible
+        cuda.kernel_of = walks.kernel_of = tiles_if_feasible
     numbers = range(args.functions) if args.only is None else [args.only]
     failures = 0
     for number in numbers:

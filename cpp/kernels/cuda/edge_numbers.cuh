@@ -141,6 +141,34 @@ __device__ __forceinline__ float logistic(float x) {
   return approximate_reciprocal(1 + approximate_exp2(x * -1.44269504f));
 }
 __device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
+// sin(x + kQuarters pi/2). The reduction of large arguments is a call: inlined, it is most of the
+// code of a row.
+__device__ __noinline__ float far_sine(float x, bool is_cosine) {
+  return is_cosine ? cosf(x) : sinf(x);
+}
+template <int kQuarters>
+__device__ __forceinline__ float sine(float x) {
+  // Cody and Waite: pi/2 in three parts. The polynomials are those of Cephes (Moshier).
+  const float quarters = rintf(x * 0.636619772f);
+  float rest = fmaf(quarters, -1.57079625f, x);
+  rest = fmaf(quarters, -7.54978942e-08f, rest);
+  rest = fmaf(quarters, -5.39030295e-15f, rest);
+  const int quadrant = static_cast<int>(quarters) + kQuarters;
+  const float square = rest * rest;
+  float sum = fmaf(-1.9515295891e-4f, square, 8.3321608736e-3f);
+  sum = fmaf(fmaf(sum, square, -1.6666654611e-1f), square * rest, rest);
+  float cosine = fmaf(2.443315711809948e-5f, square, -1.388731625493765e-3f);
+  cosine = fmaf(cosine, square, 4.166664568298827e-2f);
+  cosine = fmaf(cosine, square * square, fmaf(-0.5f, square, 1.0f));
+  float value = quadrant & 1 ? cosine : sum;
+  value = quadrant & 2 ? -value : value;
+  if (fabsf(x) > 105615.0f) value = far_sine(x, kQuarters == 1);
+  return value;
+}
+template <int kQuarters>
+__device__ __forceinline__ double sine(double x) {
+  return kQuarters == 1 ? cos(x) : sin(x);
+}
 // log1p of numbers from 0 to 1, in half the instructions: x + x^2 times a polynomial, which was
 // fitted at 4,000 points. Within 1.3 units in the last place.
 __device__ __forceinline__ float log1p_of_fraction(float x) {

@@ -148,35 +148,37 @@ __global__ void __launch_bounds__(Text::kThreads, Text::kMinBlocks)
                   prefetch);
     __syncwarp();
 
-    const int left = min(count - tile * kTileEntries, kTileEntries);
-    const TileEntry entry = now[lane % kTileEntries];
-    Index before = __shfl_up_sync(kWholeWarp, entry.row, 1);
-    if (lane == 0) before = open.row;
-    const unsigned begins = __ballot_sync(kWholeWarp, lane < left && entry.row != before);
-    const unsigned gaps = __ballot_sync(
-        kWholeWarp,
-        lane < left && static_cast<unsigned>(entry.row) - static_cast<unsigned>(before) > 1);
-    const unsigned valid = __ballot_sync(kWholeWarp, lane < left && entry.valid());
+    if constexpr (Text::kReduces) {
+      const int left = min(count - tile * kTileEntries, kTileEntries);
+      const TileEntry entry = now[lane % kTileEntries];
+      Index before = __shfl_up_sync(kWholeWarp, entry.row, 1);
+      if (lane == 0) before = open.row;
+      const unsigned begins = __ballot_sync(kWholeWarp, lane < left && entry.row != before);
+      const unsigned gaps = __ballot_sync(
+          kWholeWarp,
+          lane < left && static_cast<unsigned>(entry.row) - static_cast<unsigned>(before) > 1);
+      const unsigned valid = __ballot_sync(kWholeWarp, lane < left && entry.valid());
 #pragma unroll 1
-    for (int first = 0; first < kTileEntries; first += kBatch) {
-      float parts[kBatch][kParts];
+      for (int first = 0; first < kTileEntries; first += kBatch) {
+        float parts[kBatch][kParts];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) Text::read(memory, first + j, column.first, parts[j]);
+        for (int j = 0; j < kBatch; ++j) Text::read(memory, first + j, column.first, parts[j]);
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (begins >> first & 1u << j) {
-          close();
-          open.row = __shfl_sync(kWholeWarp, entry.row, first + j);
+        for (int j = 0; j < kBatch; ++j) {
+          if (begins >> first & 1u << j) {
+            close();
+            open.row = __shfl_sync(kWholeWarp, entry.row, first + j);
+          }
+          if (valid >> first & 1u << j) append<Op>(run, parts[j]);
         }
-        if (valid >> first & 1u << j) append<Op>(run, parts[j]);
       }
-    }
-    if (fills)
+      if (fills)
 #pragma unroll 1
-      for (unsigned rest = gaps; rest != 0; rest &= rest - 1) {
-        const int j = __ffs(rest) - 1;
-        runs.fill_gap(__shfl_sync(kWholeWarp, before, j), __shfl_sync(kWholeWarp, entry.row, j));
-      }
+        for (unsigned rest = gaps; rest != 0; rest &= rest - 1) {
+          const int j = __ffs(rest) - 1;
+          runs.fill_gap(__shfl_sync(kWholeWarp, before, j), __shfl_sync(kWholeWarp, entry.row, j));
+        }
+    }
     __pipeline_wait_prior(0);
     __syncwarp();
   }
@@ -187,6 +189,7 @@ __global__ void __launch_bounds__(Text::kThreads, Text::kMinBlocks)
   }
   __pipeline_wait_prior(0);
   __syncwarp();
+  if constexpr (!Text::kReduces) return;
   runs.close_last(open, count, fills, close);
   __syncwarp();
   runs.close_range(open, 32, run);

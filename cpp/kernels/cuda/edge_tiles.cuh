@@ -344,7 +344,8 @@ __device__ __forceinline__ void multiply_tile(const float* matrix, const X& x,
 // ---- Sums over all entries of a block, such as gradients of what entries share
 //
 // The warps of a block leave rows of their tiles in shared memory, those of entry i of warp w in
-// row 16 w + i, and share out the fragments of the sums.
+// row 16 w + i. Either they share out the fragments of the sums, or each warp adds up those of its
+// own entries in registers, without barriers, and the warps' sums are added up in turn at the end.
 
 // Fragments of 16 x 8 sums that a warp has of rows x columns.
 __host__ __device__ constexpr int outer_fragments(int rows, int columns, int warps) {
@@ -412,6 +413,68 @@ __device__ __forceinline__ void store_outer(float* to, const float* sums) {
       if (row < kRows && column < kColumns) to[row * kStride + column] = sum[e];
     }
   }
+}
+
+// Adds the products of the rows of a warp's tile to sums in registers. `left` and `right` are the
+// memory of the whole block.
+template <int kRows, int kColumns, int kLeftStride, int kRightStride, bool kPrecise, int kFragments>
+__device__ __forceinline__ void accumulate_own_outer(const float* left, const float* right,
+                                                     float (&sums)[kFragments][4]) {
+  constexpr int kTiles = in_steps(kColumns, 8);
+  static_assert(kFragments == in_steps(kRows, 16) * kTiles, "one fragment for 16 x 8 sums");
+  const int entry = static_cast<int>(threadIdx.x / 32 * 16 + threadIdx.x % 4);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const float* const left_at = left + entry * kLeftStride + lane / 4;
+  const float* const right_at = right + entry * kRightStride + lane / 4;
+#pragma unroll
+  for (int step = 0; step < 16; step += 8) {
+    float b[kTiles][2];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) b[n][i] = right_at[(step + 4 * i) * kRightStride + n * 8];
+#pragma unroll
+    for (int m = 0; m < in_steps(kRows, 16); ++m) {
+      LeftFragment<kPrecise> a;
+      a.load_kept([&](int down, int across) {
+        return left_at[(step + across) * kLeftStride + m * 16 + down];
+      });
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+        multiply_add(sums[m * kTiles + n], a, Split<kPrecise>::of_kept(b[n][0]),
+                     Split<kPrecise>::of_kept(b[n][1]));
+    }
+  }
+}
+
+// Adds such sums up, warp after warp, and writes them to columns of a matrix whose rows have
+// kStride numbers. Called by the whole block.
+template <int kWarps, int kRows, int kColumns, int kStride, int kFragments>
+__device__ __forceinline__ void store_own_outer(float* to, float* memory,
+                                                const float (&sums)[kFragments][4]) {
+  constexpr int kTiles = in_steps(kColumns, 8);
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+  for (int w = 0; w < kWarps; ++w) {
+    if (warp == w)
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) {
+        float sum[4] = {0, 0, 0, 0};
+        float* const at = memory + (i * 32 + lane) * 4;
+        if (w > 0) take_numbers<4>(at, sum);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += sums[i][e];
+        put_numbers<4>(at, sum);
+      }
+    __syncthreads();
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < kFragments * 128; i += kWarps * 32) {
+    const int fragment = i / 128, of = i / 4 % 32, e = i % 4;
+    const int row = fragment / kTiles * 16 + of / 4 + e / 2 * 8;
+    const int column = fragment % kTiles * 8 + of % 4 * 2 + e % 2;
+    if (row < kRows && column < kColumns) to[row * kStride + column] = memory[i];
+  }
+  __syncthreads();
 }
 
 // Adds the sums of a block's lanes over their entries, by way of shared memory. Wide rows have

@@ -45,8 +45,8 @@ COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 
 # Functions of one operand that have the same name in C++.
 _UNARY = (
-    "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp2 expm1 floor log log1p "
-    "sin sinh sqrt tan tanh"
+    "acos acosh asin asinh atan atanh cbrt ceil cosh erf erfc exp2 expm1 floor log log1p sinh sqrt "
+    "tan tanh"
 )
 # A C++ expression for each elementwise function. {f} is the suffix of functions of float.
 _EXPRESSIONS = {
@@ -56,6 +56,7 @@ _EXPRESSIONS = {
     "and": "{0} & {1}",
     "atan2": "atan2{f}({0}, {1})",
     "clamp": "lesser(greater({0}, {1}), {2})",
+    "cos": "sine<1>({0})",
     "div": "{0} / {1}",
     "eq": "{0} == {1}",
     "exp": "quick_exponential({0})",
@@ -74,6 +75,7 @@ _EXPRESSIONS = {
     "pow": "pow{f}({0}, {1})",
     "rsqrt": "1 / sqrt{f}({0})",
     "sign": "sign({0})",
+    "sin": "sine<0>({0})",
     "square": "{0} * {0}",
     "sub": "{0} - {1}",
     "xor": "{0} ^ {1}",
@@ -99,6 +101,7 @@ class Kernel:
         words: Required alignment in bytes of the rows of each input, then of each output.
         exact: Whether another kernel must produce the same bits.
         cost: Estimated cost of an entry, to compare kernels.
+        own_sums: Whether each warp has sums of outer products in registers.
     """
 
     source: str
@@ -114,6 +117,7 @@ class Kernel:
     words: tuple[int, ...]
     exact: bool
     cost: float
+    own_sums: bool = False
 
     @property
     def room(self) -> int:

@@ -76,7 +76,10 @@ class Instruction:
 
     def renumbered(self, indices: Sequence[int] | Mapping[int, int]) -> Instruction:
         """Return the instruction with each operand ``i`` replaced by ``indices[i]``."""
-        return replace(self, operands=tuple(indices[i] for i in self.operands))
+        operands = tuple([indices[i] for i in self.operands])
+        if operands == self.operands:
+            return self
+        return Instruction(self.name, operands, self.width, self.dtype, self.params)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from jax_gnn._ops.edge_region.tile_plan import BLOCK, CHUNK, MAX_NARROW, blocks_
 from jax_gnn._ops.edge_region.tile_rows import UNROLL
 from jax_gnn._ops.edge_region.tile_stages import Staging
 
-MAX_REGISTERS = 330
+MAX_REGISTERS = 400
 """Registers of the rows of a lane, as counted here."""
 
 _MAX_SHOWN = 128  # columns of a row that a block's warps are shown at a time
@@ -71,8 +71,10 @@ class TileCode:
         tiles: Value and width of each tile that the code fills.
         sums: Members of the struct of sums over all entries of a block.
         finish: Lines that write these sums.
-        outer_sums: Rows and columns of sums of outer products, which are in shared memory.
-        block_memory: Words of shared memory for each warp, to show rows to the whole block.
+        outer_sums: Rows and columns of sums of outer products.
+        own_sums: Whether each warp has these sums in registers; else a block has them in shared
+            memory.
+        block_memory: Words of shared memory for each warp, for factors of outer products.
         scratch: Numbers between rows of the warp's scratch memory; 0 if there is none.
         words: Required alignment in bytes of the rows of each input, then of each output.
         exact: Whether another kernel must produce the same bits.
@@ -87,6 +89,7 @@ class TileCode:
     sums: tuple[str, ...]
     finish: tuple[str, ...]
     outer_sums: tuple[tuple[int, int], ...]
+    own_sums: bool
     block_memory: int
     scratch: int
     words: list[int]
@@ -94,17 +97,22 @@ class TileCode:
     registers: int
 
 
-def tile_code(program: RowProgram, staging: Staging) -> TileCode:
+def tile_code(program: RowProgram, staging: Staging, own_sums: bool) -> TileCode:
     """Return the code of a program whose inputs are staged in some way.
+
+    Args:
+        program: The program.
+        staging: Inputs that are staged.
+        own_sums: Whether each warp sums outer products in registers.
 
     Raises:
         Infeasible: A value, or the whole, is beyond what a warp can hold.
     """
-    code = TileCodegen(program, recompute=False, staging=staging).code()
+    code = TileCodegen(program, recompute=False, staging=staging, own_sums=own_sums).code()
     # Gradients read rows of the forward pass again. What one row in registers tells is computed
     # again from it where all do not fit.
     if code.registers > MAX_REGISTERS:
-        code = TileCodegen(program, recompute=True, staging=staging).code()
+        code = TileCodegen(program, recompute=True, staging=staging, own_sums=own_sums).code()
     if code.registers > MAX_REGISTERS:
         raise Infeasible(f"rows of entries that take {code.registers} registers")
     return code
@@ -113,8 +121,11 @@ def tile_code(program: RowProgram, staging: Staging) -> TileCode:
 class TileCodegen(TileInstructions):
     """The code of one program."""
 
-    def __init__(self, program: RowProgram, *, recompute: bool, staging: Staging) -> None:
+    def __init__(
+        self, program: RowProgram, *, recompute: bool, staging: Staging, own_sums: bool
+    ) -> None:
         super().__init__(program, recompute=recompute, staging=staging)
+        self._own_sums = own_sums
         self._stages = staging.stages
         self._sums: list[str] = []
         self._finish: list[str] = []
@@ -153,6 +164,7 @@ class TileCodegen(TileInstructions):
             sums=tuple(self._sums),
             finish=tuple(self._finish),
             outer_sums=tuple(self._outer_sums),
+            own_sums=self._own_sums,
             block_memory=self._block_memory,
             scratch=scratch,
             words=self.words,
@@ -264,7 +276,7 @@ class TileCodegen(TileInstructions):
         return [_Factors(count, *reversed(factors))] if is_transposed else []
 
     def _accumulate_outer(self, products: Sequence[_Factors], place: str) -> None:
-        """Append products of rows of all warps of a block, with entries as the inner axis."""
+        """Append products of rows of a warp, or of all warps, with entries as the inner axis."""
         rows, columns = products[0].left.width, products[0].right.width
         if any((x.left.width, x.right.width) != (rows, columns) for x in products):
             raise Infeasible("a sum of outer products of several shapes")
@@ -277,14 +289,27 @@ class TileCodegen(TileInstructions):
         # A stride of 8 modulo 32 words puts the rows of four entries into different banks.
         strides = [-(-width // WARP) * WARP + 8 for width in (rows, pieces[0][1])]
         right = f"kWarps * {TILE_ENTRIES * strides[0]}"
+        call = "accumulate_own_outer<" if self._own_sums else "accumulate_outer<kWarps, "
+        barrier = "__syncwarp();" if self._own_sums else "__syncthreads();"
         self._block_memory = max(self._block_memory, TILE_ENTRIES * sum(strides))
         sums = []
         for start, width in pieces:
-            before = (f"outer_words({r}, {c}, kWarps)" for r, c in self._outer_sums)
-            sums.append(" + ".join(("block + kOuterSums", *before)))
+            if self._own_sums:
+                fragments = -(-rows // 16) * blocks_of(width)
+                name = f"outer{len(self._outer_sums)}"
+                self._sums.append(f"float {name}[{fragments}][4];")
+                self._sum_registers += 6 * fragments  # 4, always alive; few of rows are
+                sums.append(f"sums.{name}")
+                finish = "store_own_outer"
+            else:
+                before = (f"outer_words({r}, {c}, kWarps)" for r, c in self._outer_sums)
+                sums.append(" + ".join(("block + kOuterSums", *before)))
+                finish = "store_outer"
+            arguments = "block, " + sums[-1] if self._own_sums else sums[-1]
             self._outer_sums.append((rows, width))
-            call = f"store_outer<kWarps, {rows}, {width}, {columns}>"
-            self._finish.append(f"{call}({place} + {start}, {sums[-1]});")
+            self._finish.append(
+                f"{finish}<kWarps, {rows}, {width}, {columns}>({place} + {start}, {arguments});"
+            )
         self.phase += 1
         for count, *factors in products:
             for i, (k, (start, width)) in itertools.product(range(count), enumerate(pieces)):
@@ -293,10 +318,10 @@ class TileCodegen(TileInstructions):
                 first = i * columns + start
                 self._put_block_row(factors[1].operand, first, width, right, strides[1])
                 self.lines += [
-                    "__syncthreads();",
-                    f"accumulate_outer<kWarps, {rows}, {width}, {strides[0]}, {strides[1]}, "
+                    barrier,
+                    f"{call}{rows}, {width}, {strides[0]}, {strides[1]}, "
                     f"{precise}>(block, block + {right}, {sums[k]});",
-                    "__syncthreads();",
+                    barrier,
                 ]
 
     def _put_block_row(self, operand: int, first: int, width: int, start: str, stride: int) -> None:

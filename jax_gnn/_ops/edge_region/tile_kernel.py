@@ -7,7 +7,9 @@ neighbouring columns of each 64 of a row, and reduces them over the entries of i
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
 
 from jax_gnn._core import ffi
@@ -47,6 +49,7 @@ _SHARING_WARPS = 4
 # Warps of a multiprocessor, and the registers of rows, as counted, for which a lane has enough
 # then: a compiler keeps few rows whole.
 _WARPS_AND_REGISTERS = (16, 104), (12, 200), (8, MAX_REGISTERS)
+_SPEED_OF_OWN_SUMS = 2.5  # against barriers, and sums in shared memory
 _MAX_PARTS = 32  # columns of a lane in all chunks
 
 # The place of a lane in fragments, by which the code of tiles finds its columns and entries.
@@ -70,30 +73,45 @@ def generate_tiles(program: RowProgram) -> Kernel:
     Raises:
         Infeasible: A value, or the whole, is beyond what a kernel can hold.
     """
-    choices, reasons = list[tuple[float, TileCode, Staging, int]](), list[str]()
-    for accesses, stages, speed in _STAGINGS:
+    choices, reason = list[tuple[float, bool, Staging, int]](), ""
+    has_outer_sums = any(step.name == "outer" for step in program.instructions)
+    for own_sums in (True, False) if has_outer_sums else (False,):
+        # The code of one staging tells the memory of all.
+        stagings = [
+            (staging(program, accesses, stages), speed) for accesses, stages, speed in _STAGINGS
+        ]
         try:
-            staged = staging(program, accesses, stages)
-            code = tile_code(program, staged)
+            code = tile_code(program, stagings[0][0], own_sums)
         except Infeasible as error:
-            reasons.append(str(error))
+            reason = str(error)
             continue
         parts = len(_walk_text(program, code, list(code.words))[1])
         if parts > _MAX_PARTS:
             raise Infeasible(f"sums of {parts} numbers for each lane")
-        memory = _memory(code, staged, parts)[1]
-        for warps in _BLOCK_WARPS:
+        for (staged, speed), warps in itertools.product(stagings, _BLOCK_WARPS):
             # Sums of outer products are shared out evenly over a power of two.
-            if code.outer_sums and warps & (warps - 1):
+            if code.outer_sums and not own_sums and warps & (warps - 1):
                 continue
-            if blocks := _resident_blocks(code, parts, memory, warps):
-                share = speed if warps >= _SHARING_WARPS else speed / 2
-                choices.append((blocks * warps * share, code, staged, warps))
-    if not choices:
-        raise Infeasible(
-            reasons[-1] if reasons else "linear maps beyond the shared memory of a GPU"
-        )
-    return _kernel(program, *max(choices, key=lambda choice: choice[0])[1:])
+            blocks = _resident_blocks(code, parts, _memory(code, staged, parts)[1], warps)
+            rate = speed * (_SPEED_OF_OWN_SUMS if own_sums else 1)
+            rate /= 2 if warps < _SHARING_WARPS else 1
+            if blocks:
+                choices.append((blocks * warps * rate, own_sums, staged, warps))
+    for _, own_sums, staged, warps in sorted(choices, key=_speed, reverse=True):
+        with contextlib.suppress(Infeasible):
+            code = tile_code(program, staged, own_sums)
+            if _resident_blocks(code, parts, _memory(code, staged, parts)[1], warps):
+                return _kernel(program, code, staged, warps)
+    raise Infeasible(reason or "linear maps beyond the shared memory of a GPU")
+
+
+def _speed(choice: tuple[float, bool, Staging, int]) -> float:
+    return choice[0]
+
+
+def _most_warps(code: TileCode) -> int:
+    """Return the warps of a multiprocessor for whose lanes there are enough registers."""
+    return next(n for n, limit in _WARPS_AND_REGISTERS if code.registers <= limit)
 
 
 def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -> Kernel:
@@ -114,6 +132,7 @@ def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -
         f"static constexpr int kOuterSums = {warps * code.block_memory};",
         f"static constexpr int kBlockMemory = {block_memory};",
         f"static constexpr bool kSums = {'true' if code.finish else 'false'};",
+        f"static constexpr bool kReduces = {'true' if stores else 'false'};",
         *struct("Sums", code.sums),
         "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
         f"return {join_of_part(joins)};",
@@ -147,6 +166,7 @@ def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -
         threads=WARP * warps,
         blocks=blocks,
         shared=4 * shared,
+        own_sums=code.own_sums,
         acc="float32",
         words=tuple(words),
         exact=code.exact,
@@ -207,8 +227,11 @@ def _memory(code: TileCode, staging: Staging, parts: int) -> tuple[list[str], in
 def _shared_words(code: TileCode, memory: int, warps: int) -> tuple[int, int]:
     """Return the words of shared memory for sums of a block, and those of all in a block."""
     fragments = (-(-rows // 16) * blocks_of(columns) for rows, columns in code.outer_sums)
-    block = warps * code.block_memory
-    block += sum(warps * -(-count // warps) * 4 * WARP for count in fragments)
+    if code.own_sums:  # which take turns in the memory of the factors
+        block = max([warps * code.block_memory, *(4 * WARP * count for count in fragments)])
+    else:
+        block = warps * code.block_memory
+        block += sum(warps * -(-count // warps) * 4 * WARP for count in fragments)
     block = -(-block // 4) * 4
     return block, code.matrix_size + block + warps * memory
 
@@ -228,5 +251,4 @@ def _resident_blocks(code: TileCode, parts: int, memory: int, warps: int) -> int
     # A GPU may have less for a block than a multiprocessor of Hopper has.
     if shared > min(SHARED_BYTES, ffi.shared_memory()):
         return 0
-    most = next(n for n, limit in _WARPS_AND_REGISTERS if code.registers <= limit)
-    return min(SHARED_BYTES // shared, most // warps)
+    return min(SHARED_BYTES // shared, _most_warps(code) // warps)
