@@ -394,9 +394,10 @@ def program(
 
     Args:
         function: A function of ``g`` and rows.
-        passes: Names of the passes that are applied, by default the first four. ``"cse"``: equal
-            values are computed once; ``"hoist_linear_maps"``: products of concatenations become
-            sums of products; ``"contraction_order"``: products and sums over edges take the
+        passes: Names of the passes that are applied, by default the first five. ``"cse"``: equal
+            values are computed once; ``"split_softmax"``: softmaxes become maxima and sums of
+            exponentials, in edge regions; ``"hoist_linear_maps"``: products of concatenations
+            become sums of products; ``"contraction_order"``: products and sums over edges take the
             cheapest order; ``"compact_pairs"``: functions of nodes, relations or their pairs are
             computed for these. ``"distribute"``: linear maps of sums and differences, as in
             ``(x_u - x_v) @ w``, become sums of linear maps, which loses digits where terms cancel.

@@ -53,9 +53,10 @@ def explain(plan: Plan, graph: Structure, passes: Sequence[str] = PASSES) -> str
             lines += ["", _heading(name, results, plan), table]
         previous = table
     lines += ["", "ops", _table_of_ops(plan)]
-    omitted = ", ".join(repr(name) for name in passes if name not in plan.passes)
+    omitted = [name for name in passes if name not in (*plan.passes, "split_softmax")]
     if omitted:
-        lines.append(f"  without {omitted}, with which edge regions are counted to gain less")
+        names = ", ".join(map(repr, omitted))
+        lines.append(f"  without {names}, with which edge regions are counted to gain less")
     if DISTRIBUTE not in passes:
         trial = make_plan(plan.traced, plan.parts, (*passes, DISTRIBUTE), plan.linear_maps)
         if trial.training_time < plan.training_time:

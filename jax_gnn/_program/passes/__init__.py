@@ -9,16 +9,18 @@ from jax_gnn._program.passes.compact_pairs import compact_pairs
 from jax_gnn._program.passes.contraction_order import contraction_order
 from jax_gnn._program.passes.cse import cse
 from jax_gnn._program.passes.hoist_linear_maps import distribute, hoist_linear_maps
+from jax_gnn._program.passes.split_softmax import split_softmax
 from jax_gnn._program.rows import Row
 from jax_gnn._program.spaces import Parts
 
-PASSES = ("cse", "hoist_linear_maps", "contraction_order", "compact_pairs")
+PASSES = ("cse", "split_softmax", "hoist_linear_maps", "contraction_order", "compact_pairs")
 DISTRIBUTE = "distribute"
 """A pass that programs must ask for: it may lose digits where terms cancel."""
 
 # The order of products is chosen between compactions: what edges read decides what it costs.
 _SEQUENCE = (
     "cse",
+    "split_softmax",
     "hoist_linear_maps",
     DISTRIBUTE,
     "cse",
@@ -46,6 +48,8 @@ def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]
     match name:
         case "cse":
             return cse(results)
+        case "split_softmax":
+            return split_softmax(results)
         case "hoist_linear_maps":
             return hoist_linear_maps(results, parts)
         case "distribute":
