@@ -200,7 +200,9 @@ def _div(row: Row, a: Row, b: Row) -> Row | None:
 
 def _dot_general(row: Row, a: Row, b: Row) -> Row | None:
     params = _params(row)
-    if not _is_float(row) or params["preferred_element_type"] not in (None, row.dtype):
+    a, b = _promoted(a, row.dtype), _promoted(b, row.dtype)
+    is_float = jnp.issubdtype(row.dtype, np.floating) and a.dtype == b.dtype == row.dtype
+    if not is_float or params["preferred_element_type"] not in (None, row.dtype):
         return None
     (sum_a, sum_b), (batch_a, batch_b) = params["dimension_numbers"]
     labels_a, labels_b = list(_axes(a)), list(_axes(b, len(a.shape)))
@@ -211,6 +213,15 @@ def _dot_general(row: Row, a: Row, b: Row) -> Row | None:
     out += [label for j, label in enumerate(labels_b) if j not in (*sum_b, *batch_b)]
     terms = [tuple(labels_a), tuple(labels_b)]
     return contract([a, b], terms, tuple(out), row, params["precision"])
+
+
+def _promoted(row: Row, dtype: Any) -> Row:
+    """Return a row of a shorter floating type in the type of a product of mixed types."""
+    if row.dtype == dtype or jnp.promote_types(row.dtype, dtype) != dtype:
+        return row
+    if not jnp.issubdtype(row.dtype, np.floating):
+        return row
+    return apply("convert_element_type", lambda x: x.astype(dtype), row, key=str(dtype))
 
 
 def _broadcast_in_dim(row: Row, a: Row, *sizes: Row) -> Row | None:
