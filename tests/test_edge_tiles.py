@@ -204,6 +204,19 @@ def test_sums_over_stored_rows_are_left_to_the_second_walk():
     assert [output.dest for output in second.outputs] == ["row", "row"]
 
 
+@pytest.fixture
+def hopper(monkeypatch):
+    """Kernels for the shared memory of an H100, whatever machine this is."""
+    monkeypatch.setattr(ffi, "shared_memory", lambda: 227 << 10)
+    caches = tile_kernel.generate_tiles, walks.kernel_of, walks.walks_of
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("hopper")
 def test_sums_that_leave_few_warps_have_a_walk_of_their_own():
     """It reads stored factors; the walk that makes these keeps its registers and memory."""
     region = cg_conv(64).region()
@@ -219,6 +232,7 @@ def test_sums_that_leave_few_warps_have_a_walk_of_their_own():
     assert not any(step.name == "dot" for walk in sums for step in walk.instructions)
 
 
+@pytest.mark.usefixtures("hopper")
 def test_warps_sum_small_outer_products_in_registers():
     model = Model(lambda x, w: [x @ w], [("row", (64,)), ("shared", (64, 64))], [("row", "sum")])
     (walk,) = walks.walks_of(model.region().cotangent((1,), (0,)).program, False)

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../kernels/cuda/edge_channel_walk.cuh"
 #include "../kernels/cuda/edge_tile_walk.cuh"
 #include "emulator.cc"
 

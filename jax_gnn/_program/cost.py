@@ -7,6 +7,7 @@ serve to compare alternatives, not to predict.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 # the multiples of products and functions.
 _TILE_FUNCTION, _TILE_SLOW_FUNCTION = 3.3, 70.0
 _TILE_GRADIENT_PRODUCTS, _TILE_GRADIENT_FUNCTIONS = 9.0, 2.3
+_MOVES = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "slice", "split", "squeeze"}
 _TIE_BREAK = 1e-10  # microseconds of a byte or a flop, where only launches count
 
 
@@ -339,9 +341,12 @@ class Costs:
             else:
                 cotangents = self._all(region.edge_results)
                 cotangents += sum(map(self._gather_to_edges, region.pushes), Launch())
-            if outputs and order == "col" and region.linear_maps:
-                # The first walk stores these gradients by edge, and the second one adds them up.
-                stored = between(self._num_edges, sum(map(self._bytes, outputs)))
+            # The first walk may store these gradients by edge, and the second one adds them up.
+            size = sum(map(self._bytes, outputs))
+            stored = between(self._num_edges, size)
+            by_entry = sum(map(self._bytes, (*region.pushes, *region.input_rows)))
+            is_stored = region.linear_maps or (region.has_channels and 2 * size < by_entry)
+            if outputs and order == "col" and is_stored:
                 launches.append(stored + stored + self._edge_ids() + self._all(outputs))
             elif outputs:
                 walk = self._walk(region, order) + cotangents + self._all(outputs)
@@ -409,16 +414,22 @@ class Costs:
         products = functions = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                flops = self._product(row).flops
+                flops = self._product(row).flops * _density(row)
                 if linear_maps_of(row):
                     products += flops
                 else:
                     functions += function * flops
-            elif isinstance(row.op, Apply):
+            elif isinstance(row.op, Apply) and row.op.name not in _MOVES:
                 is_slow = row.op.name.removeprefix("custom_jvp ") in _SLOW
                 weight = slow_function if is_slow else function
                 functions += weight * float(self.rows(row) * row.size)
         return products, functions
+
+
+def _density(row: Row) -> float:
+    """Return the share of a product's terms that constants do not make zero."""
+    constants = (x.op.value for x in row.operands if isinstance(x.op, Constant) and x.size)
+    return math.prod(np.count_nonzero(value) / value.size for value in constants)
 
 
 def _arithmetic(flops: float) -> Launch:

@@ -7,6 +7,7 @@ moves axes; einsums that read it absorb it. All other operations stay as they ar
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._program.einsum import einsum
 from jax_gnn._program.indexing import constant_gather
 from jax_gnn._program.rows import (
     MAX_CONSTANT,
@@ -38,6 +40,11 @@ from jax_gnn._program.rows import (
 
 def normal_form(results: Sequence[Row]) -> list[Row]:
     """Return the program with products as einsums, and LeakyReLUs as functions of one row."""
+    return list(_normal_form(tuple(results)))
+
+
+@functools.lru_cache(maxsize=16)  # plans are compared that differ in their passes alone
+def _normal_form(results: tuple[Row, ...]) -> list[Row]:
     return rewrite(rewrite(results, _simplify), _as_einsum)
 
 
@@ -63,6 +70,8 @@ def _simplify(row: Row) -> Row:
         value = constant_of(row)
         if value is not None:
             return constant(value, row.dtype, row.line)
+    if (constant_row := folded(row)) is not row:
+        return constant_row
     if name == "add":  # Python's sum starts with 0
         for term, other in (operands, operands[::-1]):
             is_same = other.space is row.space and other.shape == row.shape
@@ -131,13 +140,16 @@ def constant_of(row: Row) -> np.ndarray | None:
             values[node] = node.op.value
             continue
         is_number = not jnp.issubdtype(node.dtype, jax.dtypes.extended)
-        if not isinstance(node.op, Apply) or not node.is_shared or not is_number:
+        if not isinstance(node.op, Apply | Contract) or not node.is_shared or not is_number:
             return None
         if node.size > MAX_CONSTANT:
             return None
         with jax.ensure_compile_time_eval():
             operands = [values[operand] for operand in node.operands]
-            values[node] = np.asarray(node.op.function(*operands)[node.op.index])
+            if isinstance(node.op, Contract):
+                values[node] = np.asarray(einsum(node, [(jnp.asarray(x), False) for x in operands]))
+            else:
+                values[node] = np.asarray(node.op.function(*operands)[node.op.index])
     return np.asarray(values[row])
 
 
@@ -153,7 +165,18 @@ def settle(row: Row) -> Row:
         assert isinstance(view.op, Contract)
         read = pull(view.operands[0], row.space, row.op.way)
         return contract([read], view.op.terms, view.op.out, row)
+    row = folded(row)
     return _absorb_views(row) if isinstance(row.op, Contract) else row
+
+
+def folded(row: Row) -> Row:
+    """Return a function of constant arrays as a constant array, other rows as they are."""
+    are_constant = [isinstance(operand.op, Constant) for operand in row.operands]
+    has_array = any(operand.shape for operand in row.operands)
+    if not row.is_shared or not all(are_constant) or not has_array:
+        return row
+    value = constant_of(row) if jnp.issubdtype(row.dtype, np.floating) else None
+    return row if value is None else constant(value, row.dtype, row.line)
 
 
 def _as_einsum(row: Row) -> Row:
@@ -161,7 +184,7 @@ def _as_einsum(row: Row) -> Row:
         return settle(row)
     rule = _RULES.get(row.op.name)
     product = None if rule is None else rule(row, *row.operands)
-    return row if product is None else _absorb_views(product)
+    return row if product is None else settle(product)
 
 
 def _axes(row: Row, start: int = 0) -> Labels:
@@ -376,6 +399,8 @@ def _squeezed(row: Row) -> Row:
     if 1 not in row.shape:
         return row
     shape = tuple(size for size in row.shape if size != 1)
+    if isinstance(row.op, Constant):
+        return constant(row.op.value.reshape(shape), row.dtype, row.line)
     if isinstance(row.op, Pull):
         return pull(_squeezed(row.operands[0]), row.space, row.op.way)
     if isinstance(row.op, Contract):

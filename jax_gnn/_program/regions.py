@@ -130,6 +130,12 @@ class EdgeRegion:
         """The shared matrices that tensor cores multiply with."""
         return frozenset(matrix for row in self.members for matrix in linear_maps_of(row))
 
+    @functools.cached_property
+    def has_channels(self) -> bool:
+        """Whether a product has a constant array: its kernels go through rows by channel."""
+        operands = (x for row in self.members if isinstance(row.op, Contract) for x in row.operands)
+        return any(isinstance(x.op, Constant) and x.size > 1 for x in operands)
+
     @property
     def reads_pairs(self) -> bool:
         """Whether edges read what their (source, relation) pair has, and their source does not."""
@@ -151,7 +157,7 @@ class EdgeRegion:
 
         def value_of(row: Row) -> Array:
             if isinstance(row.op, Constant):
-                return jnp.asarray(row.op.value)
+                return jnp.asarray(row.op.value)  # of numpy, still: `Region` may take it in
             return values[row] if row in values else input_values[self._operands[row]]
 
         for row in self.members:
@@ -460,7 +466,9 @@ def _fits_region(row: Row, matcher: Matcher, linear_maps: bool) -> bool:
     weights = [
         width(factor.labels, sizes)
         for factor in pattern.factors
-        if factor.row.is_shared and set(factor.labels) & summed
+        if factor.row.is_shared
+        and set(factor.labels) & summed
+        and not isinstance(factor.row.op, Constant)
     ]
     if not weights:
         return True
@@ -483,7 +491,11 @@ def _max_weights(row: Row, product: Einsum) -> int:
 def linear_maps_of(row: Row) -> list[Row]:
     """Return the shared matrices of a region's product that tensor cores multiply with."""
     operands = row.operands if isinstance(row.op, Contract) and summed_labels(row) else ()
-    return [x for x in operands if x.is_shared and x.size > _MAX_UNROLLED_WEIGHTS]
+    return [
+        x
+        for x in operands
+        if x.is_shared and x.size > _MAX_UNROLLED_WEIGHTS and not isinstance(x.op, Constant)
+    ]
 
 
 def unsupported_reason(row: Row) -> str | None:

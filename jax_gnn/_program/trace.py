@@ -23,6 +23,7 @@ from jax import Array
 from jax.interpreters import ad, batching
 
 from jax_gnn._core.ids import is_traced
+from jax_gnn._ops.edge_region.region import is_constant
 from jax_gnn._program.rows import (
     MAX_CONSTANT,
     Apply,
@@ -380,8 +381,9 @@ def trace(
             continue
         index = len(arguments) + len(closed_over)
         closed_over.append(value)
-        if _is_index_array(value):  # constant in this plan: programs that close over arrays
-            consts.append(constant(np.asarray(value), value.dtype))  # are traced at each call
+        # Constant in this plan: programs that close over arrays are traced at each call.
+        if _is_index_array(value) or is_constant(value):
+            consts.append(constant(np.asarray(value), value.dtype))
             continue
         op = Input(index, "an array that the program closes over")
         consts.append(Row(op, (), Space.SHARED, np.shape(value), value.dtype))

@@ -23,10 +23,10 @@ from jax_gnn._core.ids import at_most, in_range
 from jax_gnn._core.kernels import block_workspace, csr_operands
 from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._ops.edge_region import cuda_compile
+from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.cuda_text import TILE_ENTRIES, WARP, Kernel
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
-    Output,
     RowProgram,
     Unsupported,
     abstract_row,
@@ -67,7 +67,9 @@ def _num_blocks(kernel: Kernel, csr: Csr) -> Any:
     # same number of tiles.
     warps = kernel.threads // WARP
     needed = -(-csr.count // (warps * TILE_ENTRIES))
-    blocks = jax.core.min_dim(kernel.blocks * _MULTIPROCESSORS, jax.core.max_dim(1, needed))
+    tiles = kernel.slots // (kernel.lanes * kernel.vec)  # blocks for each range of entries
+    resident = max(1, kernel.blocks * _MULTIPROCESSORS // tiles)
+    blocks = jax.core.min_dim(resident, jax.core.max_dim(1, needed))
     tiles = -(-csr.count // (warps * blocks * TILE_ENTRIES))
     return jax.core.max_dim(1, -(-csr.count // (warps * tiles * TILE_ENTRIES)))
 
@@ -77,17 +79,19 @@ def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> li
     sizes = {"row": operands.csr.num_rows, "edge": operands.csr.count}
     if any(output.dest == "all" for output in program.outputs):  # sums of blocks
         sizes["all"] = _num_blocks(kernel_of(program), operands.csr)
-    values = [program.values[output.value] for output in program.outputs]
-    return [
-        abstract_row((sizes[output.dest], value.width), _stored_dtype(program, output))
-        for output, value in zip(program.outputs, values, strict=True)
-    ]
+    results = []
+    for output, copies in zip(program.outputs, _copies(program), strict=True):
+        value = program.values[output.value]
+        is_share = output.dest == "all" or copies
+        dtype = np.dtype(accumulator_dtype(value.dtype)) if is_share else value.dtype
+        results.append(abstract_row((sizes[output.dest], max(copies, 1) * value.width), dtype))
+    return results
 
 
-def _stored_dtype(program: RowProgram, output: Output) -> np.dtype[Any]:
-    """Return the dtype of an output's array: that of sums for the sums of blocks."""
-    dtype = program.values[output.value].dtype
-    return np.dtype(accumulator_dtype(dtype)) if output.dest == "all" else dtype
+def _copies(program: RowProgram) -> tuple[int, ...]:
+    """Return the number of shares of each output that are added up after the walk."""
+    copies = kernel_of(program).copies if channels_of(program) else ()
+    return copies or (0,) * len(program.outputs)
 
 
 def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: int) -> list[Array]:
@@ -102,10 +106,12 @@ def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: in
         edges.reduce(x, output.dest, output.reduce)
         for x, output in zip(values, program.outputs, strict=True)
     ]
-    # A block's sum is a row, and all but the first one are zero here.
+    # A block's sum is a row, and all but the first one are zero here, as are shares of a row.
     shapes = _result(WalkOperands(tuple(arrays), csr), program=program, num_cols=num_cols)
     return [
-        jnp.zeros(shape.shape, shape.dtype).at[0].set(x) if output.dest == "all" else x
+        jnp.zeros(shape.shape, shape.dtype).at[0].set(x)
+        if output.dest == "all"
+        else jnp.pad(x.astype(shape.dtype), ((0, 0), (0, shape.shape[1] - x.shape[1])))
         for x, output, shape in zip(reduced, program.outputs, shapes, strict=True)
     ]
 
@@ -291,6 +297,11 @@ def _run_walk(
         implementation=implementation,
     )
     sinks = walk.program.outputs
+    for i, copies in enumerate(_copies(walk.program)):
+        if copies:
+            value = walk.program.values[sinks[i].value]
+            total = values[i].reshape(-1, copies, value.width).sum(1)
+            values[i] = total.astype(value.dtype)
     if csr.order is not None and any(output.dest == "edge" for output in sinks):
         # No entry writes the rows of padding edges.
         written = jnp.where(in_range(csr.order, csr.count), csr.order, csr.count)

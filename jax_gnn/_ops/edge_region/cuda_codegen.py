@@ -7,7 +7,8 @@ that nothing moves between lanes except in a ``reduce``. The number of slots, an
 outputs over them, is the cheapest of a few candidates.
 
 Programs that have products with large shared matrices have another template
-(:mod:`jax_gnn._ops.edge_region.tile_kernel`).
+(:mod:`jax_gnn._ops.edge_region.tile_kernel`), and so have products by channel
+(:mod:`jax_gnn._ops.edge_region.channel_kernel`).
 
 Entries are compared with extremes that another kernel made, to the same bits. Such kernels contract
 no products with sums, and add up the elements of a row in an order that is independent of slots.
@@ -24,6 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_gnn._ops.edge_region.channel_kernel import generate_channels
+from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.cuda_text import (
     BYTES,
     FLOATS,
@@ -41,6 +44,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     function,
     has_tiles,
     join_of_part,
+    literal,
     literals,
     loaded,
     needs_exact_bits,
@@ -79,6 +83,12 @@ def generate(program: RowProgram) -> Kernel:
     """
     if max(len(program.inputs), len(program.outputs)) > MAX_ARRAYS:
         raise Unsupported(None, f"more than {MAX_ARRAYS} arrays")
+    reasons: list[str] = []
+    if channels_of(program) is not None:
+        try:
+            return generate_channels(program)
+        except Infeasible as error:
+            reasons.append(str(error))
     for instruction in program.instructions:
         if instruction.name == "dot" and not on_tensor_cores(program, instruction):
             weights = program.values[instruction.operands[1]].width
@@ -89,7 +99,6 @@ def generate(program: RowProgram) -> Kernel:
             return generate_tiles(program)
         except Infeasible as error:
             raise Unsupported(None, str(error)) from error
-    reasons: list[str] = []
     # Limits are tried in order: fewer registers for loads in flight, and then more statements, are
     # accepted only if no number of slots has a kernel under the limits before.
     for limits in _LIMITS:
@@ -638,6 +647,8 @@ class _Codegen:
         return self._sum_of_products(step.dtype.name, terms)
 
     def _sum_of_products(self, dtype: str, terms: Sequence[tuple[_Value, _Value]]) -> _Value:
+        zero = literal(0.0, dtype)
+        terms = [term for term in terms if term[1].text != zero] or terms[:1]
         is_vector = any(factor.is_vector for term in terms for factor in term)
         return self._define(
             dtype,

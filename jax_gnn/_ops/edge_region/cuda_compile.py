@@ -74,9 +74,10 @@ def supports_linear_maps() -> bool:
 
 
 def kernel_name(definition: str) -> str:
-    """Return the C++ name of the kernel of a struct ``Text``: the walk of tiles has its own."""
-    if "kStages" in definition:
-        return f"{_NAMESPACE}::tile_kernel<{_NAMESPACE}::Text>"
+    """Return the C++ name of the kernel of a struct ``Text``: walks of tiles have their own."""
+    for member, name in (("kStages", "tile_kernel"), ("kChannelWords", "channel_kernel")):
+        if member in definition:
+            return f"{_NAMESPACE}::{name}<{_NAMESPACE}::Text>"
     types = ("RegionMessage", "RegionOp", "RegionRows")
     arguments = (f"{_NAMESPACE}::{name}<{_NAMESPACE}::Text>" for name in types)
     return f"{_NAMESPACE}::reduce_kernel<{', '.join(arguments)}>"
@@ -84,7 +85,7 @@ def kernel_name(definition: str) -> str:
 
 def source_of(definition: str) -> str:
     """Return the translation unit with the definition of the struct ``Text``."""
-    includes = '#include "edge_tile_walk.cuh"'
+    includes = '#include "edge_channel_walk.cuh"\n#include "edge_tile_walk.cuh"'
     return f"{includes}\nnamespace {_NAMESPACE} {{\nnamespace {{\n{definition}}}\n}}\n"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram
 
 MAX_ARRAYS = 32
@@ -102,6 +103,8 @@ class Kernel:
         exact: Whether another kernel must produce the same bits.
         cost: Estimated cost of an entry, to compare kernels.
         own_sums: Whether each warp has sums of outer products in registers.
+        copies: For each output, the number of shares that are added up after the walk; 0 or no
+            item of outputs that are stored whole.
     """
 
     source: str
@@ -118,6 +121,7 @@ class Kernel:
     exact: bool
     cost: float
     own_sums: bool = False
+    copies: tuple[int, ...] = ()
 
     @property
     def room(self) -> int:
@@ -147,8 +151,9 @@ def on_tensor_cores(program: RowProgram, step: Instruction) -> bool:
 
 
 def has_tiles(program: RowProgram) -> bool:
-    """Whether a program has products for tensor cores."""
-    return any(on_tensor_cores(program, step) for step in program.instructions)
+    """Whether a program has products for tensor cores, and none by channel."""
+    has_products = any(on_tensor_cores(program, step) for step in program.instructions)
+    return has_products and channels_of(program) is None
 
 
 def outer_sizes(program: RowProgram, step: Instruction) -> tuple[int, int, int]:

@@ -38,6 +38,9 @@ Rows = Sequence[Any]
 """Rows of one entry, abstract or traced."""
 
 DEST_OF: dict[Access, Dest] = {"edge": "edge", "row": "row", "col": "col", "shared": "all"}
+# Numbers of an array, and of a matrix, that is part of a function.
+_MAX_CONSTANT, _MAX_CONSTANT_MATRIX = 1 << 12, 1 << 8
+
 ACCESS_OF: dict[Dest, Access] = {dest: access for access, dest in DEST_OF.items()}
 
 
@@ -95,6 +98,19 @@ def _trace(function: Callable[..., Sequence[Any]], rows: Rows) -> jex.ClosedJaxp
         return make(*(abstract_row(row.shape, row.dtype) for row in rows))
 
 
+def is_constant(value: Any) -> bool:
+    """Whether an array that a function closes over is part of it: of numpy, small and sparse.
+
+    Dense matrices are weights, which other kernels read from memory.
+    """
+    if isinstance(value, Array) or not 0 < np.size(value) <= _MAX_CONSTANT:
+        return False
+    numbers = np.asarray(value)
+    is_small = numbers.ndim > 2 or numbers.size <= _MAX_CONSTANT_MATRIX
+    is_sparse = numbers.size == 1 or 2 * np.count_nonzero(numbers) <= numbers.size
+    return bool(is_small and is_sparse and jnp.issubdtype(numbers.dtype, jnp.floating))
+
+
 def _updated(aval: Any, **fields: Any) -> ShapedArray:
     row: ShapedArray = aval.update(**fields)
     return row
@@ -107,7 +123,7 @@ class Region:
     Regions with the same instructions on rows of the same shapes are equal.
 
     Attributes:
-        jaxpr: The function, without consts.
+        jaxpr: The function, whose consts are arrays of numpy.
         accesses: The row that an entry reads of each argument.
         outputs: Destination and reduction of each result.
         masks: XLA's form if the region compares entries with extremes, else None.
@@ -125,7 +141,7 @@ class Region:
         accesses: Sequence[Access],
         outputs: Sequence[Sink],
     ) -> Region:
-        """Return the region of a function that closes over no arrays.
+        """Return the region of a function that closes over no arrays but constants.
 
         Args:
             function: Maps rows to a list of rows.
@@ -134,7 +150,7 @@ class Region:
             outputs: Destination and reduction of each result.
         """
         closed = _trace(function, rows)
-        assert not closed.consts, closed
+        assert all(map(is_constant, closed.consts)), closed
         return Region(closed, tuple(accesses), tuple(outputs))
 
     @staticmethod
@@ -146,16 +162,20 @@ class Region:
     ) -> tuple[Region, list[Array]]:
         """Return the region of any function, and the arrays that it closes over.
 
-        These become shared arguments before the others. Arguments: as in `of`.
+        These become shared arguments before the others, but for constants. Arguments: as in `of`.
         """
         closed: Any = _trace(function, rows)
-        jaxpr = closed.jaxpr
-        jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-        shared: list[Access] = ["shared"] * len(closed.consts)
-        region = Region(
-            closed.replace(jaxpr=jaxpr, consts=[]), (*shared, *accesses), tuple(outputs)
+        jaxpr, consts = closed.jaxpr, closed.consts
+        pairs = list(zip(jaxpr.constvars, consts, strict=True))
+        constants = [(var, x) for var, x in pairs if is_constant(x)]
+        closed_over = [(var, x) for var, x in pairs if not is_constant(x)]
+        variables, arrays = [var for var, _ in closed_over], [x for _, x in closed_over]
+        jaxpr = jaxpr.replace(
+            constvars=[var for var, _ in constants], invars=[*variables, *jaxpr.invars]
         )
-        return region, list(closed.consts)
+        shared: list[Access] = ["shared"] * len(arrays)
+        closed = closed.replace(jaxpr=jaxpr, consts=[x for _, x in constants])
+        return Region(closed, (*shared, *accesses), tuple(outputs)), arrays
 
     @property
     def rows(self) -> list[ShapedArray]:
@@ -390,9 +410,10 @@ class Region:
         eqns = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in cut]
         before = jaxpr.replace(outvars=cut, debug_info=debug_info)
         after = jaxpr.replace(invars=[*jaxpr.invars, *cut], eqns=eqns, debug_info=debug_info)
-        recomputed = jex.jaxpr_as_fun(jex.ClosedJaxpr(before, ()))(*rows)
+        consts = self.jaxpr.consts
+        recomputed = jex.jaxpr_as_fun(jex.ClosedJaxpr(before, consts))(*rows)
         stand_ins = map(_stand_in, recomputed, stored.values())
-        results: list[Array] = jex.jaxpr_as_fun(jex.ClosedJaxpr(after, ()))(*rows, *stand_ins)
+        results: list[Array] = jex.jaxpr_as_fun(jex.ClosedJaxpr(after, consts))(*rows, *stand_ins)
         return results
 
     def _where_attained(self, attained: Rows, values: Sequence[Array]) -> list[Array]:

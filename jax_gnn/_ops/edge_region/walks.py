@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.cuda_codegen import generate
 from jax_gnn._ops.edge_region.cuda_text import WARP, Kernel, has_tiles, on_tensor_cores
 from jax_gnn._ops.edge_region.row_program import (
@@ -31,13 +32,13 @@ from jax_gnn._ops.edge_region.simplify import simplified
 from jax_gnn._ops.edge_region.tile_plan import MAX_STORED
 
 _MAX_SHORT = 4  # numbers of a row that is read again rather than stored
-_MAX_STORED = 4  # candidates to read from an earlier walk: all subsets are tried
+_MAX_MASKS = 4  # that one walk stores for another
 # Arithmetic of an H100 in walks with products, fitted: flops of matrix units that a number of a
 # function is worth, a slow one, and a flop of a sum of products over all entries, where each warp
 # has the sums in registers, and where a block has them.
 _FUNCTION, _SLOW_FUNCTION, _OWN_OUTER, _SHARED_OUTER = 3.3, 70.0, 1.5, 4.0
 _FLOPS_PER_BYTE = 45  # that take the time of a byte
-_WIDE = 2.2  # where values too wide for registers are computed again by each of their readers
+_WIDE = 2.5  # where values too wide for registers are computed again by each of their readers
 _BUSY_WARPS = 8  # that keep a multiprocessor's matrix units as busy as they get
 
 
@@ -48,7 +49,7 @@ class Walk(NamedTuple):
         program: The row program, with results by row or entry.
         used: Indices of the region's arrays that it reads.
         stored: Indices of the results of an earlier walk that it reads after them.
-        results: Indices of its results; those beyond the region's are masks for another walk.
+        results: Indices of its results; those beyond the region's are stored for another walk.
         by_col: Whether it walks the transpose.
         over_all: For each result, the reduction of its rows to one; None if it stays by row.
     """
@@ -90,7 +91,9 @@ def walks_of(program: RowProgram, edges_by_col: bool) -> list[Walk]:
         (by_col if to_cols else by_row).append(i)
     first, second = (by_col, by_row) if edges_by_col else (by_row, by_col)
     best, shortest, error = list[Walk](), math.inf, None
-    drafts = [_walks_in_turn(split) for split in _splits(program, first, second, edges_by_col)]
+    program, sums = _with_stored_sums(program, first)
+    splits = _splits(program, first, sums, second, edges_by_col)
+    drafts = [_walks_in_turn(split) for split in splits]
     drafts.sort(key=_least_time)
     for draft in drafts:
         if _least_time(draft) >= shortest:
@@ -116,33 +119,36 @@ class _Split(NamedTuple):
 
 
 def _splits(
-    program: RowProgram, first: list[int], second: list[int], by_col: bool
+    program: RowProgram, first: list[int], stored_sums: list[int], second: list[int], by_col: bool
 ) -> Iterator[_Split]:
     """Yield the ways to part results into walks.
 
     Args:
         program: The program.
         first: Results of the walk in the order of entries, which goes by column if `by_col`.
+        stored_sums: Results of a second walk in this order, which read what the first one stores.
         second: Results of the walk in the other direction.
         by_col: Whether the entries of columns are in order.
     """
     variants = [program]
     if first and second:
         masked = _with_masks(program, first, second, by_col)
-        reduced = _with_reduced_values(masked, second)
-        variants = [masked] if reduced is masked else [reduced, masked]
+        reduced = _with_reduced_values(masked, second, not by_col)
+        variants = [reduced, masked] if has_tiles(masked.only(second)) else [reduced]
     for variant in variants:
         results = [*first, *range(len(program.outputs), len(variant.outputs))]
         moved = _sums_of_stored_values(variant, results, not by_col) if second else []
         rest = [i for i in results if i not in moved]
-        yield _Split(variant, [(rest, by_col), ([*second, *moved], not by_col)])
+        groups = [(rest, by_col), (stored_sums, by_col), ([*second, *moved], not by_col)]
+        yield _Split(variant, groups)
         sums = [i for i in results if variant.outputs[i].dest == "all"]
         if sums and has_tiles(variant.only(results)):
             extended, stored = _with_factors(variant, sums)
             rest = [*(i for i in results if i not in sums), *stored]
             for parts in ([sums], _by_product(extended, sums)):
                 groups = [(group, by_col) for group in (rest, *parts)]
-                yield _Split(extended, [*groups, (second, not by_col)])
+                groups += [(stored_sums, by_col), (second, not by_col)]
+                yield _Split(extended, groups)
 
 
 class _Draft(NamedTuple):
@@ -194,7 +200,7 @@ def _least_time(drafts: Sequence[_Draft]) -> float:
 
 
 def _with_factors(program: RowProgram, sums: Sequence[int]) -> tuple[RowProgram, list[int]]:
-    """Add the factors of sums of products, as far as products make them, as results by entry.
+    """Add the factors of sums of products as results by entry, where reading them takes less.
 
     Returns:
         The program, and the indices of these results.
@@ -291,23 +297,59 @@ def _with_masks(
         return sum(walk.program.bytes_per_entry for walk in pair)
 
     written = sum(program.values[value].width for value in masks)
-    gains = 0 < len(masks) <= _MAX_STORED and bytes_moved(extended, new) + written < bytes_moved(
+    gains = 0 < len(masks) <= _MAX_MASKS and bytes_moved(extended, new) + written < bytes_moved(
         program, ()
     )
     return extended if gains else program
 
 
-def _with_reduced_values(program: RowProgram, second: Sequence[int]) -> RowProgram:
+def _with_reduced_values(program: RowProgram, second: Sequence[int], by_col: bool) -> RowProgram:
     """Add the values that the second walk reduces as results of the first one, if it has products.
 
-    The second walk then has none: it reads a row where it would compute all of them again.
+    The second walk then has none: it reads a row where it would compute all of them again. Products
+    by channel are made again where these rows are wider than half of what they read.
     """
-    if not has_tiles(program.only(second)):
+    of_second = program.only(second)
+    if not has_tiles(of_second) and channels_of(of_second) is None:
         return program
-    values = dict.fromkeys(program.outputs[i].value for i in second if has_tiles(program.only([i])))
+    values = {program.outputs[i].value: program.only([i]) for i in second}
     stored = {output.value for output in program.outputs if output.dest == "edge"}
-    added = [Output(value, "edge", "none") for value in values if value not in stored]
+    added = [
+        Output(value, "edge", "none")
+        for value, of_value in values.items()
+        if value not in stored and (has_tiles(of_value) or channels_of(of_value) is not None)
+    ]
+    values_added = [program.values[output.value] for output in added]
+    size = sum(value.width * value.dtype.itemsize for value in values_added)
+    most = _walk(program, second, by_col, ()).program.bytes_per_entry
+    if not has_tiles(of_second) and 2 * size > most:
+        return program
     return replace(program, outputs=(*program.outputs, *added))
+
+
+def _with_stored_sums(program: RowProgram, first: list[int]) -> tuple[RowProgram, list[int]]:
+    """Store sums over channels that are reduced, and return which of the results are left.
+
+    The results leave `first`, and values by entry join it: lanes that have channels store sums over
+    these by entry.
+    """
+    if channels_of(program.only(first)) is None:
+        return program, []
+    sums, values = list[int](), list[int]()
+    for i in (i for i in first if program.outputs[i].dest != "edge"):
+        of_result, value = program.only([i]), program.outputs[i].value
+        channels = channels_of(of_result)
+        place = of_result.outputs[0].value
+        if channels is None:  # the result has nothing to do with channels
+            sums.append(i)
+        elif (channels.of(place, np.arange(program.values[value].width)) < 0).all():
+            sums.append(i)
+            values.append(value)
+    stored = {output.value for output in program.outputs if output.dest == "edge"}
+    new = [Output(value, "edge", "none") for value in dict.fromkeys(values) if value not in stored]
+    count = len(program.outputs)
+    first[:] = [i for i in first if i not in sums] + list(range(count, count + len(new)))
+    return replace(program, outputs=(*program.outputs, *new)), sums
 
 
 def _sums_of_stored_values(
@@ -352,7 +394,7 @@ def _masks(program: RowProgram, results: Sequence[int]) -> list[int]:
 def _cheapest_walk(
     program: RowProgram, results: Sequence[int], by_col: bool, readable: Sequence[int]
 ) -> Walk:
-    """Return the walk that reads those stored results that save time."""
+    """Return the walk that reads those stored results that save time, leaving out one by one."""
 
     def cost(walk: Walk) -> tuple[float, int]:
         return _work(walk.program), len(walk.program.instructions)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.match import Matcher, at_home
-from jax_gnn._program.normal import absorb, may_reorder, settle
+from jax_gnn._program.normal import absorb, folded, may_reorder, settle
 from jax_gnn._program.patterns import Einsum, Factor, factors_of
 from jax_gnn._program.rows import (
     Apply,
@@ -446,7 +446,7 @@ def _product(factors: Sequence[Factor], out: Labels, like: Row) -> Row:
     assert isinstance(like.op, Contract)
     rows, labels = [factor.row for factor in factors], [factor.labels for factor in factors]
     sizes = dict(zip(like.op.out, like.shape, strict=True))
-    return contract(rows, labels, out, like, like.op.precision, sizes)
+    return folded(contract(rows, labels, out, like, like.op.precision, sizes))
 
 
 def _needed(a: Factor, b: Factor, outside: set[int]) -> Labels:
