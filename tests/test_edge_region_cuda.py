@@ -3,6 +3,7 @@
 import re
 import types
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -282,6 +283,24 @@ def test_damaged_cache_file_is_compiled_again(monkeypatch):
             files["source"] = damage
         assert cuda_compile._cached("source", None, build) == b"the code of a kernel"
         assert len(builds) == count
+
+
+def test_headers_that_kernels_include_are_installed():
+    """NVRTC has the installed headers alone: device headers, and those that CMake names."""
+    root = Path(__file__).parents[1]
+    folder = root / "cpp/kernels/cuda"
+    cmake = (root / "CMakeLists.txt").read_text()
+    named = re.search(r"install\(FILES (.*) DESTINATION jax_gnn/include/kernels\)", cmake)
+    installed = {*folder.glob("*.cuh"), *(root / name for name in named[1].split())}
+    stack = [folder / name for name in re.findall('"(.*)"', cuda_compile.source_of(""))]
+    included = set()
+    while stack:
+        header = stack.pop()
+        if header not in included:
+            included.add(header)
+            names = re.findall(r'#include "(.*)"', header.read_text())
+            stack += [(header.parent / name).resolve() for name in names if "emulator" not in name]
+    assert len(included) > 10 and included <= installed
 
 
 # --- Emulated runs -------------------------------------------------------------------------------
