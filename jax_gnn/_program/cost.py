@@ -16,6 +16,7 @@ import numpy as np
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.schedule import concrete_size
 from jax_gnn._ops.edge_region.row_program import SLOW
+from jax_gnn._ops.edge_region.walks import FUNCTION_FLOPS, SLOW_FUNCTION_FLOPS
 from jax_gnn._ops.relational_aggregate.schedule import (
     Launch,
     between,
@@ -50,10 +51,8 @@ _SCALAR_FLOP = 8  # in flops of matrix units
 _SLOW_FUNCTION = 12  # in additions
 _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 # Walks with products, fitted to eight models on an H100, within 15 %. Arithmetic is not hidden
-# behind loads, as few warps issue both. In flops of matrix units: a function of a number, a slow
-# one; and for gradients, which make each product again, its transpose and its sum over entries,
-# the multiples of products and functions.
-_TILE_FUNCTION, _TILE_SLOW_FUNCTION = 3.3, 70.0
+# behind loads, as few warps issue both. Gradients make each product again, its transpose and its
+# sum over entries: the multiples of products and functions.
 _TILE_GRADIENT_PRODUCTS, _TILE_GRADIENT_FUNCTIONS = 9.0, 2.3
 _MOVES = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "slice", "split", "squeeze"}
 _TIE_BREAK = 1e-10  # microseconds of a byte or a flop, where only launches count
@@ -399,7 +398,7 @@ class Costs:
 
     def _tile_work(self, region: EdgeRegion) -> tuple[float, float]:
         """Return the flops of products with matrices, and those that functions are worth."""
-        return self._weighed(region.members, _TILE_FUNCTION, _TILE_SLOW_FUNCTION)
+        return self._weighed(region.members, FUNCTION_FLOPS, SLOW_FUNCTION_FLOPS)
 
     def _weighed(
         self, rows: Iterable[Row], function: float, slow_function: float

@@ -8,7 +8,6 @@ XLA: results of such kernels have several parts side by side.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,7 +72,6 @@ class _Group:
             self.sums[number] = [a | b for a, b in zip(before, shares, strict=True)]
 
 
-@functools.lru_cache(maxsize=256)
 def generate_channels(program: RowProgram) -> Kernel:
     """Generate the kernel of a program that has channels.
 

@@ -67,8 +67,8 @@ def _num_blocks(kernel: Kernel, csr: Csr) -> Any:
     # same number of tiles.
     warps = kernel.threads // WARP
     needed = -(-csr.count // (warps * TILE_ENTRIES))
-    tiles = kernel.slots // (kernel.lanes * kernel.vec)  # blocks for each range of entries
-    resident = max(1, kernel.blocks * _MULTIPROCESSORS // tiles)
+    blocks_per_range = kernel.slots // (kernel.lanes * kernel.vec)
+    resident = max(1, kernel.blocks * _MULTIPROCESSORS // blocks_per_range)
     blocks = jax.core.min_dim(resident, jax.core.max_dim(1, needed))
     tiles = -(-csr.count // (warps * blocks * TILE_ENTRIES))
     return jax.core.max_dim(1, -(-csr.count // (warps * tiles * TILE_ENTRIES)))

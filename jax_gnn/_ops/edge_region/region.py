@@ -37,10 +37,10 @@ Sink = tuple[Dest, str]
 Rows = Sequence[Any]
 """Rows of one entry, abstract or traced."""
 
-DEST_OF: dict[Access, Dest] = {"edge": "edge", "row": "row", "col": "col", "shared": "all"}
 # Numbers of an array, and of a matrix, that is part of a function.
 _MAX_CONSTANT, _MAX_CONSTANT_MATRIX = 1 << 12, 1 << 8
 
+DEST_OF: dict[Access, Dest] = {"edge": "edge", "row": "row", "col": "col", "shared": "all"}
 ACCESS_OF: dict[Dest, Access] = {dest: access for access, dest in DEST_OF.items()}
 
 

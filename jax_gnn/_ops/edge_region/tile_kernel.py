@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import math
+import operator
 
 from jax_gnn._core import ffi
 from jax_gnn._ops.edge_region.cuda_text import (
@@ -73,22 +74,28 @@ def generate_tiles(program: RowProgram) -> Kernel:
     Raises:
         Infeasible: A value, or the whole, is beyond what a kernel can hold.
     """
-    choices, reason = list[tuple[float, bool, Staging, int]](), ""
+    stagings = [
+        (staging(program, accesses, stages), speed) for accesses, stages, speed in _STAGINGS
+    ]
+
+    @functools.cache
+    def code_of(number: int, own_sums: bool) -> TileCode:
+        return tile_code(program, stagings[number][0], own_sums)
+
+    choices, reason = list[tuple[float, bool, int, int]](), ""
     has_outer_sums = any(step.name == "outer" for step in program.instructions)
     for own_sums in (True, False) if has_outer_sums else (False,):
-        # The code of one staging tells the memory of all.
-        stagings = [
-            (staging(program, accesses, stages), speed) for accesses, stages, speed in _STAGINGS
-        ]
         try:
-            code = tile_code(program, stagings[0][0], own_sums)
+            code = code_of(0, own_sums)  # the code of one staging tells the memory of all
         except Infeasible as error:
             reason = str(error)
             continue
         parts = len(_walk_text(program, code, list(code.words))[1])
         if parts > _MAX_PARTS:
             raise Infeasible(f"sums of {parts} numbers for each lane")
-        for (staged, speed), warps in itertools.product(stagings, _BLOCK_WARPS):
+        for (number, (staged, speed)), warps in itertools.product(
+            enumerate(stagings), _BLOCK_WARPS
+        ):
             # Sums of outer products are shared out evenly over a power of two.
             if code.outer_sums and not own_sums and warps & (warps - 1):
                 continue
@@ -96,22 +103,14 @@ def generate_tiles(program: RowProgram) -> Kernel:
             rate = speed * (_SPEED_OF_OWN_SUMS if own_sums else 1)
             rate /= 2 if warps < _SHARING_WARPS else 1
             if blocks:
-                choices.append((blocks * warps * rate, own_sums, staged, warps))
-    for _, own_sums, staged, warps in sorted(choices, key=_speed, reverse=True):
+                choices.append((blocks * warps * rate, own_sums, number, warps))
+    for _, own_sums, number, warps in sorted(choices, key=operator.itemgetter(0), reverse=True):
+        staged = stagings[number][0]
         with contextlib.suppress(Infeasible):
-            code = tile_code(program, staged, own_sums)
+            code = code_of(number, own_sums)
             if _resident_blocks(code, parts, _memory(code, staged, parts)[1], warps):
                 return _kernel(program, code, staged, warps)
     raise Infeasible(reason or "linear maps beyond the shared memory of a GPU")
-
-
-def _speed(choice: tuple[float, bool, Staging, int]) -> float:
-    return choice[0]
-
-
-def _most_warps(code: TileCode) -> int:
-    """Return the warps of a multiprocessor for whose lanes there are enough registers."""
-    return next(n for n, limit in _WARPS_AND_REGISTERS if code.registers <= limit)
 
 
 def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -> Kernel:
@@ -251,4 +250,5 @@ def _resident_blocks(code: TileCode, parts: int, memory: int, warps: int) -> int
     # A GPU may have less for a block than a multiprocessor of Hopper has.
     if shared > min(SHARED_BYTES, ffi.shared_memory()):
         return 0
-    return min(SHARED_BYTES // shared, _most_warps(code) // warps)
+    most = next(n for n, limit in _WARPS_AND_REGISTERS if code.registers <= limit)
+    return min(SHARED_BYTES // shared, most // warps)

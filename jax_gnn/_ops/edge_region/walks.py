@@ -33,10 +33,13 @@ from jax_gnn._ops.edge_region.tile_plan import MAX_STORED
 
 _MAX_SHORT = 4  # numbers of a row that is read again rather than stored
 _MAX_MASKS = 4  # that one walk stores for another
-# Arithmetic of an H100 in walks with products, fitted: flops of matrix units that a number of a
-# function is worth, a slow one, and a flop of a sum of products over all entries, where each warp
-# has the sums in registers, and where a block has them.
-_FUNCTION, _SLOW_FUNCTION, _OWN_OUTER, _SHARED_OUTER = 3.3, 70.0, 1.5, 4.0
+# Fitted to walks with products on an H100, as few warps issue both these and functions.
+FUNCTION_FLOPS, SLOW_FUNCTION_FLOPS = 3.3, 70.0
+"""Flops of matrix units that a number of a function is worth, and of a slow one."""
+
+# Times that a flop of a sum of products over all entries counts, where each warp has the sums in
+# registers, and where a block has them.
+_OWN_OUTER, _SHARED_OUTER = 1.5, 4.0
 _FLOPS_PER_BYTE = 45  # that take the time of a byte
 _WIDE = 2.5  # where values too wide for registers are computed again by each of their readers
 _BUSY_WARPS = 8  # that keep a multiprocessor's matrix units as busy as they get
@@ -268,7 +271,7 @@ def _arithmetic(program: RowProgram, outer: float) -> float:
         elif step.name == "outer":
             work += 2 * step.width * step.params[0] * outer
         elif step.name in FUNCTIONS:
-            work += step.width * (_SLOW_FUNCTION if step.name in SLOW else _FUNCTION)
+            work += step.width * (SLOW_FUNCTION_FLOPS if step.name in SLOW else FUNCTION_FLOPS)
     return work
 
 
