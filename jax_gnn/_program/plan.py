@@ -27,6 +27,8 @@ from jax_gnn._program.trace import Traced
 # Attention with scores and values of edges reads and writes more arrays of edges than is counted:
 # measured for DeeperGCN beside a region.
 _TIME_OF_EDGE_ATTENTION = 1.3
+# What makes products in regions preferable: they need no arrays of edges.
+_TIME_OF_EDGE_ARRAYS = 1.2
 _MAX_PLANS = 4  # whose kernels are generated to choose one for gradients
 
 
@@ -127,14 +129,17 @@ class Plan:
         without_maps = min(
             (replace(plan, linear_maps=False) for plan in plans), key=lambda x: x.training_time
         )
-        best, num_feasible = without_maps, 0
-        for plan in sorted([self, *plans], key=lambda plan: plan.training_time):
+        best: Plan | None = None
+        num_feasible = 0
+        for plan in sorted(_different([self, *plans]), key=lambda plan: plan.training_time):
             time = plan._time_in_kernels
             num_feasible += math.isfinite(time)
-            best = plan if time < best._time_in_kernels else best
+            best = plan if best is None or time < best._time_in_kernels else best
             if num_feasible == _MAX_PLANS:
                 break
-        return best
+        assert best is not None
+        arrays_time = _TIME_OF_EDGE_ARRAYS * without_maps._time_in_kernels
+        return without_maps if arrays_time < best._time_in_kernels else best
 
     @functools.cached_property
     def _time_in_kernels(self) -> float:
@@ -189,7 +194,7 @@ def make_plan(
     """Return the plan with these passes, or with fewer if regions then save more.
 
     Passes are priced by ops. A region may save more if a linear map is not moved out of it.
-    Softmaxes are split for regions alone, where attention ops take longer.
+    Softmaxes are split for regions alone, where attention ops would store wide rows of edges.
     """
     others = tuple(name for name in passes if name != "split_softmax")
     plan = Plan(traced, parts, others, linear_maps, others)
@@ -201,8 +206,8 @@ def make_plan(
         split = min(plans, key=lambda plan: plan.training_time)
         stored = [row for row in plan.materialized if not isinstance(row.op, Input)]
         is_wide = any(row.space is Space.EDGE and row.size > 8 for row in stored)
-        factor = _TIME_OF_EDGE_ATTENTION if is_wide else 1
-        plan = split if split.training_time < factor * plan.training_time else plan
+        if is_wide and split.training_time < _TIME_OF_EDGE_ATTENTION * plan.training_time:
+            plan = split
     if linear_maps and not all(map(EdgeRegion.has_kernels, plan.regions)):
         return make_plan(traced, parts, passes, linear_maps=False)
     return plan
@@ -221,11 +226,14 @@ def _with_fewer_passes(plan: Plan) -> list[Plan]:
     ]
 
 
+def _different(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the first of the plans that are counted to take the same time."""
+    return list({round(plan.training_time, 3): plan for plan in reversed(plans)}.values())
+
+
 def tune_plan(plan: Plan, graph: Structure, inputs: Sequence[ArrayLike]) -> Plan:
     """Return the fastest of the three plans with the least estimated times."""
-    plans = _with_fewer_passes(plan)
-    different = list({round(plan.time, 3): plan for plan in reversed(plans)}.values())
-    candidates = sorted(different, key=lambda plan: plan.time)[:3]
+    candidates = sorted(_different(_with_fewer_passes(plan)), key=lambda plan: plan.time)[:3]
     return min(candidates, key=lambda plan: _measure(plan, graph, inputs))
 
 

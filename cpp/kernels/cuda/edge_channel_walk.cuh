@@ -15,18 +15,33 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// A number in global memory, which the compiler cannot tell from other memory by its address.
-template <typename T>
+// A number in global memory, which the compiler cannot tell from other memory by its address; one
+// that is read once does not displace others from the caches.
+template <bool kOnce, typename T>
 __device__ __forceinline__ T load_global(const T* from) {
   T value;
   if constexpr (sizeof(T) == 1) {
     value = *from;
   } else {
     Word<T, 1> word;
-    load_always(reinterpret_cast<const Word<T, 1>*>(from), word);
+    const auto* const words = reinterpret_cast<const Word<T, 1>*>(from);
+    if constexpr (kOnce) {
+      word = __ldcs(words);
+    } else {
+      load_always(words, word);
+    }
     memcpy(&value, &word, sizeof(value));
   }
   return value;
+}
+
+// Stores a number that is not read again soon; half types have no such instruction of their own.
+template <typename T, typename Acc>
+__device__ __forceinline__ void store_once(T* to, Acc number) {
+  const T value = cast<T>(number);
+  Word<T, 1> word;
+  memcpy(&word, &value, sizeof(word));
+  __stcs(reinterpret_cast<Word<T, 1>*>(to), word);
 }
 
 // Stores kCount numbers of each lane, side by side, through memory in which neighbours meet.
@@ -34,13 +49,13 @@ template <int kCount, typename T, typename Acc>
 __device__ __forceinline__ void store_channels(Acc* staged, T* to, const Acc (&numbers)[kCount]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   if constexpr (kCount == 1) {
-    __stcs(to + lane, cast<T>(numbers[0]));
+    store_once(to + lane, numbers[0]);
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) staged[lane * kCount + i] = numbers[i];
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) __stcs(to + i * 32 + lane, cast<T>(staged[i * 32 + lane]));
+    for (int i = 0; i < kCount; ++i) store_once(to + i * 32 + lane, staged[i * 32 + lane]);
     __syncwarp();
   }
 }

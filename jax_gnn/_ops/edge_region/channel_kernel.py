@@ -388,7 +388,7 @@ class _Body:
                     lines.append(f"const {kind}* const {pointers[base]} = {base};")
                 is_streamed = source.access == "edge" and leaf.indices[1] == start + 1
                 word = f"{pointers[base]}{f' + {start}' if start else ''}"
-                word = f"{'__ldcs' if is_streamed else 'load_global'}({word})"
+                word = f"load_global<{'true' if is_streamed else 'false'}>({word})"
                 lines.append(f"{array}[{i}] = static_cast<Acc>(number({word}));")
 
     def _index(self, indices: np.ndarray) -> str:

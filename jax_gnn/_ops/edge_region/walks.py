@@ -34,6 +34,7 @@ from jax_gnn._ops.edge_region.tile_plan import MAX_STORED
 _MAX_SHORT = 4  # numbers of a row that is read again rather than stored
 _MAX_MASKS = 4  # that one walk stores for another
 # Fitted to walks with products on an H100, as few warps issue both these and functions.
+FLOPS = 140e6  # in a microsecond, of walks
 FUNCTION_FLOPS, SLOW_FUNCTION_FLOPS = 3.3, 70.0
 """Flops of matrix units that a number of a function is worth, and of a slow one."""
 
@@ -41,7 +42,7 @@ FUNCTION_FLOPS, SLOW_FUNCTION_FLOPS = 3.3, 70.0
 # registers, and where a block has them.
 _OWN_OUTER, _SHARED_OUTER = 1.5, 4.0
 _FLOPS_PER_BYTE = 45  # that take the time of a byte
-_WIDE = 2.5  # where values too wide for registers are computed again by each of their readers
+_WIDE = 2.0  # where values too wide for registers are computed again by each of their readers
 _BUSY_WARPS = 8  # that keep a multiprocessor's matrix units as busy as they get
 
 
