@@ -181,6 +181,9 @@ class Costs:
             case patterns.TypedDots(x, weight):
                 launch = self._factor(x, row) + self._factor(weight, row)
                 return _cost("sddmm", launch + out + self._product(row))
+            case patterns.NodeDots():
+                launch = relational.node_dots_launch(self.parts, row, pattern)
+                return _cost("node_dots", launch)
             case patterns.EdgeDots(dst, src):
                 launch = self._factor(dst, row) + self._factor(src, row) + self._edge_ids()
                 return _cost("sddmm", launch + out + self._product(row))

@@ -75,6 +75,22 @@ class TypedDots(NamedTuple):
     summed: Labels
 
 
+class NodeDots(NamedTuple):
+    """Dot products of pairs, looked up in a table of all nodes with the vectors of all relations.
+
+    Attributes:
+        x: The rows of nodes.
+        vector: The vectors of relations.
+        heads: Labels of the result.
+        summed: Labels that are summed over.
+    """
+
+    x: Factor
+    vector: Factor
+    heads: Labels
+    summed: Labels
+
+
 class EdgeDots(NamedTuple):
     """Dot products of rows of destinations and sources: ``sddmm``.
 
@@ -254,7 +270,7 @@ class PairSum(NamedTuple):
     row: Row
 
 
-Product = Einsum | TypedProduct | TypedDots | EdgeDots
+Product = Einsum | TypedProduct | TypedDots | NodeDots | EdgeDots
 Reduction = Sum | RGAT | HGT | RelationalSum | Count | PairSum
 Pattern = Product | Reduction | None
 

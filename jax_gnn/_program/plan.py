@@ -14,7 +14,8 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.lower import Lowering, differentiated_as
+from jax_gnn._program.derivatives import differentiated_as
+from jax_gnn._program.lower import Lowering
 from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
 from jax_gnn._program.passes import run
