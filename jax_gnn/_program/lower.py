@@ -48,7 +48,13 @@ from jax_gnn._program.patterns import (
     is_read,
     width,
 )
-from jax_gnn._program.reference import apply_to_rows, is_empty, spread, without_padding
+from jax_gnn._program.reference import (
+    apply_to_rows,
+    is_empty,
+    spread,
+    without_padding,
+    zero_where_uncounted,
+)
 from jax_gnn._program.rows import (
     REACHED,
     Apply,
@@ -138,12 +144,7 @@ class Lowering:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
         if row.space is not Space.EDGE or is_empty(x) or is_key:
             return x
-        return self._zero_where_uncounted(x, self.matrices.counted(Space.EDGE))
-
-    @staticmethod
-    def _zero_where_uncounted(x: Array, counted: Array | None) -> Array:
-        """Zero rows that do not count: their content is arbitrary."""
-        return x if counted is None else jnp.where(spread(counted, x), x, jnp.zeros((), x.dtype))
+        return zero_where_uncounted(x, self.matrices.counted(Space.EDGE))
 
     def _apply(self, row: Row) -> Array:
         """Return one result of a function; all of its results are computed at once."""
@@ -174,7 +175,7 @@ class Lowering:
             return x
         counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None or is_finite:
-            return self._zero_where_uncounted(x, counted)
+            return zero_where_uncounted(x, counted)
         first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
         return jnp.where(spread(counted, x), x, x[first][None])
 
@@ -198,7 +199,7 @@ class Lowering:
 
         def masked_product(graph: Any, counted: Array, *arrays: Array) -> Array:
             masked = (
-                Lowering._zero_where_uncounted(x, counted) if operand.space is row.space else x
+                zero_where_uncounted(x, counted) if operand.space is row.space else x
                 for operand, x in zip(rows, arrays, strict=True)
             )
             return product(graph, counted, *masked)
@@ -216,10 +217,10 @@ class Lowering:
         match pattern:
             case patterns.TypedProduct():
                 array, labels = self._typed_product(row, pattern, sizes)
-            case patterns.TypedDots():
-                array, labels = self._typed_dots(row, pattern, sizes), pattern.heads
             case patterns.NodeDots():
                 array, labels = self._node_dots(row, pattern), pattern.heads
+            case patterns.TypedDots():
+                array, labels = self._typed_dots(row, pattern, sizes), pattern.heads
             case patterns.EdgeDots():
                 array, labels = self._edge_dots(pattern, sizes), pattern.heads
             case _:
@@ -327,8 +328,8 @@ class Lowering:
     def _node_dots(self, row: Row, pattern: patterns.NodeDots) -> Array:
         """Compute dots of nodes with vectors of all relations, and look up those of pairs."""
         counted, x, vector = self.matrices.counted, pattern.x, pattern.vector.row
-        is_read = counted(Space.NODE, [x.way]), counted(Space.RELATION, ["relation"])
-        table = relational.node_dots(self.array(x.base), self.array(vector), pattern, *is_read)
+        masks = counted(Space.NODE, [x.way]), counted(Space.RELATION, ["relation"])
+        table = relational.node_dots(self.array(x.base), self.array(vector), pattern, *masks)
         return gather(table, self.matrices.pairs(row.space).table).astype(row.dtype)
 
     def _edge_dots(self, pattern: patterns.EdgeDots, sizes: Sizes) -> Array:

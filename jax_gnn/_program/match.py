@@ -403,11 +403,11 @@ def rows_taken(row: Row, matcher: Matcher) -> list[Row]:
         return matcher.regions[row].input_rows
     pattern = matcher(row)
     match pattern:
+        case NodeDots(x, vector):
+            return [x.base, vector.row]
         case TypedProduct(x, weight) | TypedDots(x, weight):
             gathers = x.way in ("src", "dst") and row.space is not Space.NODE
             return [x.base if gathers else x.row, weight.base]
-        case NodeDots(x, vector):
-            return [x.base, vector.row]
         case EdgeDots(dst, src):
             return [dst.base, src.base]
         case Count(operand):

@@ -75,20 +75,11 @@ class TypedDots(NamedTuple):
     summed: Labels
 
 
-class NodeDots(NamedTuple):
+class NodeDots(TypedDots):
     """Dot products of pairs, looked up in a table of all nodes with the vectors of all relations.
 
-    Attributes:
-        x: The rows of nodes.
-        vector: The vectors of relations.
-        heads: Labels of the result.
-        summed: Labels that are summed over.
+    They have the attributes of `TypedDots`; `x` is read from nodes, `vector` is no read.
     """
-
-    x: Factor
-    vector: Factor
-    heads: Labels
-    summed: Labels
 
 
 class EdgeDots(NamedTuple):
@@ -270,7 +261,7 @@ class PairSum(NamedTuple):
     row: Row
 
 
-Product = Einsum | TypedProduct | TypedDots | NodeDots | EdgeDots
+Product = Einsum | TypedProduct | TypedDots | EdgeDots
 Reduction = Sum | RGAT | HGT | RelationalSum | Count | PairSum
 Pattern = Product | Reduction | None
 

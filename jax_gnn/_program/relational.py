@@ -54,7 +54,7 @@ from jax_gnn._program.patterns import (
     leaky_of,
     with_labels,
 )
-from jax_gnn._program.reference import spread
+from jax_gnn._program.reference import zero_where_uncounted
 from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, sizes_of
 from jax_gnn._program.spaces import Parts, Space
 from jax_gnn.relational import RelationalGraph
@@ -300,12 +300,16 @@ def match_node_dots(program: Program, row: Row, dots: TypedDots) -> NodeDots | N
     if product is None or {*product.maps.labels} != {*product.summed, *product.out}:
         return None
     table = NodeDots(product.x, product.maps, product.out, product.summed)
-    num_pairs, num_nodes = concrete_size(program.parts.rows[row.space]), _num_nodes(program.parts)
-    row_bytes = dots.x.row.size * np.dtype(row.dtype).itemsize
-    rows = gathered(num_pairs, row_bytes, num_pairs if dots.x.row is dots.x.base else num_nodes)
-    before = [] if whole is row else [Launch()]  # W a
-    is_less = in_turn(*before, node_dots_launch(program.parts, row, table)) < in_turn(rows)
-    return table if is_less else None
+    return table if table_pays(program.parts, row, dots, table) else None
+
+
+def table_pays(parts: Parts, row: Row, dots: TypedDots, table: NodeDots) -> bool:
+    """Whether dots of all nodes and relations are counted to take less than those of pairs."""
+    num_pairs = concrete_size(parts.rows[row.space])
+    num_rows = _num_nodes(parts) if dots.x.way else num_pairs
+    rows = gathered(num_pairs, dots.x.row.size * np.dtype(row.dtype).itemsize, num_rows)
+    before = [] if dots.x.way else [Launch()]  # vectors in front of the maps, W a
+    return in_turn(*before, node_dots_launch(parts, row, table)) < in_turn(rows)
 
 
 def node_dots_launch(parts: Parts, row: Row, table: NodeDots) -> Launch:
@@ -386,37 +390,25 @@ def rgat(
     return y
 
 
-def node_dots(
-    nodes: Array, vectors: Array, pattern: NodeDots, is_read: Array, has_edges: Array
-) -> Array:
+def node_dots(nodes: Array, vectors: Array, pattern: NodeDots, *masks: Array | None) -> Array:
     """Return dots of all nodes with the vectors of all relations, ``(nodes · relations, *heads)``.
 
-    Dots are as exact as the accumulator type, as those of `sddmm`.
-
-    Args:
-        nodes: Rows of nodes.
-        vectors: Vectors of relations.
-        pattern: The dots.
-        is_read: ``(nodes,)``, the nodes that edges read; gradients ignore the rows of others.
-        has_edges: ``(relations,)``, the relations that edges read, likewise.
+    Dots are as exact as the accumulator type, as those of `sddmm`. Gradients ignore the rows of
+    nodes and relations that edges do not read, by a mask of each.
     """
     acc = accumulator_dtype(nodes.dtype)
     rows = [1 + max((*pattern.x.labels, *pattern.vector.labels)) + i for i in range(2)]
 
-    def dots(nodes: Array, vectors: Array, *_: Array) -> Array:
+    def dots(nodes: Array, vectors: Array, *_: object) -> Array:
         x, vector = [rows[0], *pattern.x.labels], [rows[1], *pattern.vector.labels]
         out, options = [*rows, *pattern.heads], {"preferred_element_type": acc}
         table = jnp.einsum(nodes, x, vectors, vector, out, precision="highest", **options)
         return table.reshape(-1, *table.shape[2:])
 
-    def masked_dots(nodes: Array, vectors: Array, is_read: Array, has_edges: Array) -> Array:
-        zero = jnp.zeros((), nodes.dtype)
-        return dots(
-            jnp.where(spread(is_read, nodes), nodes, zero),
-            jnp.where(spread(has_edges, vectors), vectors, zero),
-        )
+    def masked_dots(nodes: Array, vectors: Array, *masks: Array) -> Array:
+        return dots(*map(zero_where_uncounted, (nodes, vectors), masks))
 
-    table: Array = differentiated_as(dots, masked_dots)(nodes, vectors, is_read, has_edges)
+    table: Array = differentiated_as(dots, masked_dots)(nodes, vectors, *masks)
     return table
 
 
