@@ -69,19 +69,19 @@ def gated(g, x: Node, w: Relation, q, k: Relation, u: Relation):
     return g.sum(g.softmax(s) * gate * (g.src(x) @ g.relation(w)))
 
 
-# Models, with the ops that reduce, and the largest counted time as a multiple of the base's.
+# Models, with ops of their plans.
 MODELS = {
-    "rgat": (rgat(), {"rgat_attention"}, 1),
-    "tanh": (rgat(jnp.tanh), {"attention", "node_dots"}, 1.3),
-    "bias": (biased, {"rgat_attention"}, 1.3),
-    "weights": (rgat(weights=True), {"segment_softmax", "spmm", "node_dots"}, 1.3),
-    "relu": (rgat(message=jax.nn.relu), {"edge_region", "node_dots"}, 1.3),
-    "edge sum": (with_edges(jnp.add), {"edge_region", "node_dots"}, 1.4),
-    "edge product": (with_edges(jnp.multiply), {"edge_region", "node_dots"}, 1.4),
-    "rgatv2": (rgatv2, {"edge_region", "attention"}, 2.4),
-    "hgt": (hgt, {"hgt_attention"}, 1.7),
-    "dots": (biased_dots, {"sddmm", "attention"}, 1.8),
-    "gate": (gated, {"edge_region", "sddmm"}, 2.5),
+    "rgat": (rgat(), {"rgat_attention"}),
+    "tanh": (rgat(jnp.tanh), {"attention", "node_dots"}),
+    "bias": (biased, {"rgat_attention"}),
+    "weights": (rgat(weights=True), {"segment_softmax", "spmm", "node_dots"}),
+    "relu": (rgat(message=jax.nn.relu), {"edge_region", "node_dots"}),
+    "edge sum": (with_edges(jnp.add), {"edge_region", "node_dots"}),
+    "edge product": (with_edges(jnp.multiply), {"edge_region", "node_dots"}),
+    "rgatv2": (rgatv2, {"edge_region", "attention"}),
+    "hgt": (hgt, {"hgt_attention"}),
+    "dots": (biased_dots, {"sddmm", "attention"}),
+    "gate": (gated, {"edge_region", "sddmm"}),
 }
 
 
@@ -105,7 +105,7 @@ def test_near_misses_keep_their_op(monkeypatch, large, name):
     """Each near miss is planned with rows of pairs: edges store no row of 64 numbers."""
     monkeypatch.setattr(cuda_compile, "missing", lambda: None)
     monkeypatch.setattr(cuda_compile, "architecture", lambda: "90")
-    model, ops, share = MODELS[name]
+    model, ops = MODELS[name]
     structs = shapes(model, 100_000, 1_000_000, 40, 64, 64)
     structs = {key: jax.ShapeDtypeStruct(shape, np.float32) for key, shape in structs.items()}
     with jax_gnn.implementation("cuda"):
@@ -113,7 +113,6 @@ def test_near_misses_keep_their_op(monkeypatch, large, name):
     text = text.partition("\nedge regions")[0]
     assert ops <= set(re.findall(r"\w+", text)), text
     assert not re.search(r" edge +\d+ +\(64,\)", text), text
-    assert float(re.search(r"counted ([0-9.]+)", text)[1]) < share * 138.1, text
 
 
 @pytest.mark.parametrize("plan", ["counted", *range(2)])
