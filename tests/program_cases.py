@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph
-from jax_gnn._program.passes import PASSES
+from jax_gnn._program.passes import FOR_REGIONS, PASSES
 from jax_gnn._program.spaces import Space
 from jax_gnn._program.trace import annotated_spaces
 
@@ -290,11 +290,11 @@ def random_arguments(rng, function, graph):
 
 
 def all_passes():
-    """Yield all combinations of passes; that of softmaxes alone, and with all."""
-    others = [name for name in PASSES if name != "split_softmax"]
+    """Yield all combinations of passes; those for regions alone, and with all."""
+    others = [name for name in PASSES if name not in FOR_REGIONS]
     for count in range(len(others) + 1):
         yield from itertools.combinations(others, count)
-    yield from (("split_softmax",), PASSES)
+    yield from (("split_softmax",), ("compact_pairs", "inline_pairs"), PASSES)
 
 
 # --- Comparing -----------------------------------------------------------------------------------

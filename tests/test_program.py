@@ -35,8 +35,8 @@ from jax_gnn._program import api, explain, passes
 from jax_gnn._program.api import Program
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
+from jax_gnn._program.region_rows import backend as region_backend
 from jax_gnn._program.regions import EdgeRegion
-from jax_gnn._program.regions import backend as region_backend
 
 TOLERANCE = 1e-10
 
@@ -1106,7 +1106,7 @@ def plan_after_all_passes(compiled, graph, arguments):
     """Return the plan after all passes, even if fewer passes would be cheaper."""
     call = compiled._call(graph, (), arguments)
     traced, _ = compiled._traced(call)
-    names = tuple(name for name in passes.PASSES if name != "split_softmax")  # as on a CPU
+    names = tuple(name for name in passes.PASSES if name not in passes.FOR_REGIONS)  # as on a CPU
     return Plan(traced, call.parts, names)
 
 

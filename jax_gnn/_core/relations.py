@@ -11,10 +11,21 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from jax_gnn._core.arrays import STATIC
+from jax_gnn._core.arrays import STATIC, promoted
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
-from jax_gnn._core.ids import namespace, pad_ids, take_ids
+from jax_gnn._core.ids import PADDING, in_range, index_dtype, namespace, pad_ids, take_ids
+
+
+def table_rows(
+    nodes: Array, relations: Array, num_nodes: int, num_relations: int
+) -> tuple[Array, int]:
+    """Return rows of nodes and relations in a table of all of them, and the table's size."""
+    size = num_nodes * num_relations
+    dtype = promoted(relations.dtype, index_dtype(size))
+    rows = nodes.astype(dtype) * num_relations + relations.astype(dtype)
+    return jnp.where(in_range(nodes, num_nodes), rows, PADDING), size
 
 
 @jax.tree_util.register_dataclass
@@ -83,6 +94,21 @@ class Pairs:
         by_node = Csr(self.sorted_nodes, node_relations, order, num_rows=self.num_nodes)
         matrix = SparseMatrix(by_node, by_relation)
         return matrix if self.by_node else matrix.T
+
+    @property
+    def table(self) -> SparseMatrix:
+        """The matrix whose row ``node · num_relations + relation`` has the number of that pair.
+
+        Its transpose looks up each pair in a table of all nodes and relations.
+        """
+        rows, size = table_rows(self.nodes, self.relations, self.num_nodes, self.num_relations)
+        order = self.order.astype(rows.dtype)
+        sorted_rows = take_ids(rows, order)
+        if self.by_node:
+            return segments(sorted_rows, size)
+        return SparseMatrix(
+            Csr(sorted_rows, order, num_rows=size), Csr(None, rows, num_rows=self.num_pairs)
+        )
 
     @property
     def numbering(self) -> SparseMatrix | None:

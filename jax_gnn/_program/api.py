@@ -23,7 +23,7 @@ from jax_gnn._program.explain import explain, kernels
 from jax_gnn._program.matrices import Matrices, Structure, parts_of
 from jax_gnn._program.passes import DISTRIBUTE, PASSES
 from jax_gnn._program.plan import Plan, make_plan, tune_plan
-from jax_gnn._program.regions import backend
+from jax_gnn._program.region_rows import backend
 from jax_gnn._program.rows import Input, Row, topological_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
@@ -394,13 +394,14 @@ def program(
 
     Args:
         function: A function of ``g`` and rows.
-        passes: Names of the passes that are applied, by default the first five. ``"cse"``: equal
-            values are computed once; ``"split_softmax"``: softmaxes become maxima and sums of
-            exponentials, in edge regions; ``"hoist_linear_maps"``: products of concatenations
-            become sums of products; ``"contraction_order"``: products and sums over edges take the
+        passes: Names of the passes that are applied, by default the first six. ``"cse"``: equal
+            values are computed once; ``"hoist_linear_maps"``: products of concatenations become
+            sums of products; ``"contraction_order"``: products and sums over edges take the
             cheapest order; ``"compact_pairs"``: functions of nodes, relations or their pairs are
-            computed for these. ``"distribute"``: linear maps of sums and differences, as in
-            ``(x_u - x_v) @ w``, become sums of linear maps, which loses digits where terms cancel.
+            computed for these; ``"split_softmax"``: softmaxes become maxima and sums of
+            exponentials, in edge regions; ``"inline_pairs"``: edge regions compute functions of
+            pairs where they read these. ``"distribute"``: linear maps of sums and differences, as
+            in ``(x_u - x_v) @ w``, become sums of linear maps; it loses digits where terms cancel.
         tune: Whether to measure the three ways that are counted best, once for each size of
             arguments, outside of ``jax.jit``.
 

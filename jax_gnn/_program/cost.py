@@ -28,7 +28,8 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed_rows, rows_taken
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
-from jax_gnn._program.regions import EdgeRegion, linear_maps_of
+from jax_gnn._program.region_rows import linear_maps_of
+from jax_gnn._program.regions import EdgeRegion
 from jax_gnn._program.rows import (
     SOFTMAX_SHIFT,
     Apply,
@@ -179,6 +180,8 @@ class Costs:
             case patterns.TypedProduct(x, weight):
                 launch = self._factor(x, row) + self._whole(weight.base)
                 return _cost("segment_matmul", launch + out + self._product(row))
+            case patterns.NodeDots():
+                return _cost("node_dots", relational.node_dots_launch(self.parts, row, pattern))
             case patterns.TypedDots(x, weight):
                 launch = self._factor(x, row) + self._factor(weight, row)
                 return _cost("sddmm", launch + out + self._product(row))

@@ -15,10 +15,11 @@ from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.matrices import Matrices, Structure
-from jax_gnn._program.passes import DISTRIBUTE, PASSES, steps
+from jax_gnn._program.passes import DISTRIBUTE, FOR_REGIONS, PASSES, steps
 from jax_gnn._program.patterns import Einsum, Sum, is_read
 from jax_gnn._program.plan import Plan, make_plan, match_regions
-from jax_gnn._program.regions import EdgeRegion, unsupported_reason
+from jax_gnn._program.region_rows import unsupported_reason
+from jax_gnn._program.regions import EdgeRegion
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -53,7 +54,7 @@ def explain(plan: Plan, graph: Structure, passes: Sequence[str] = PASSES) -> str
             lines += ["", _heading(name, results, plan), table]
         previous = table
     lines += ["", "ops", _table_of_ops(plan)]
-    omitted = [name for name in passes if name not in (*plan.passes, "split_softmax")]
+    omitted = [name for name in passes if name not in (*plan.passes, *FOR_REGIONS)]
     if omitted:
         names = ", ".join(map(repr, omitted))
         lines.append(f"  without {names}, with which edge regions are counted to gain less")
@@ -176,7 +177,7 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
             "einsum" if isinstance(row.op, Contract) else title(row.op) for row in region.members
         )
         forward, gradient = plan.costs.of(region.results[0]), plan.costs.gradient(region.results[0])
-        if region.linear_maps and plan.differentiated is not plan:
+        if plan.differentiated is not plan:
             training = "where the program is differentiated, another plan takes less"
         else:
             training = (
@@ -204,7 +205,8 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
 
 def _reads(region: EdgeRegion, names: Names) -> str:
     column = "(source, relation) pair" if region.columns is Space.SOURCE_PAIR else "source"
-    groups = {"col": column, "row": "destination", "edge": "edge", "shared": "all"}
+    row = "destination" if region.rows is Space.NODE else "(destination, relation) pair"
+    groups = {"col": column, "row": row, "edge": "edge", "shared": "all"}
     texts = []
     for access, group in groups.items():
         rows = [_operand(row, names) for row, x in region.inputs if x == access]

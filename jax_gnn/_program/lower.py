@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core.arguments import precision_level
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_matrix
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.op import replace_items
 from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend
@@ -29,9 +27,10 @@ from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
 from jax_gnn._ops.relational_attention.methods import TypedEdges
 from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul
-from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import patterns, relational
+from jax_gnn._program.derivatives import differentiated_as
 from jax_gnn._program.einsum import Labelled, arranged, einsum, multiply
 from jax_gnn._program.match import Matcher, needed_rows, rows_taken
 from jax_gnn._program.matrices import Matrices
@@ -49,7 +48,13 @@ from jax_gnn._program.patterns import (
     is_read,
     width,
 )
-from jax_gnn._program.reference import apply_to_rows, is_empty, spread, without_padding
+from jax_gnn._program.reference import (
+    apply_to_rows,
+    is_empty,
+    spread,
+    without_padding,
+    zero_where_uncounted,
+)
 from jax_gnn._program.rows import (
     REACHED,
     Apply,
@@ -139,12 +144,7 @@ class Lowering:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
         if row.space is not Space.EDGE or is_empty(x) or is_key:
             return x
-        return self._zero_where_uncounted(x, self.matrices.counted(Space.EDGE))
-
-    @staticmethod
-    def _zero_where_uncounted(x: Array, counted: Array | None) -> Array:
-        """Zero rows that do not count: their content is arbitrary."""
-        return x if counted is None else jnp.where(spread(counted, x), x, jnp.zeros((), x.dtype))
+        return zero_where_uncounted(x, self.matrices.counted(Space.EDGE))
 
     def _apply(self, row: Row) -> Array:
         """Return one result of a function; all of its results are computed at once."""
@@ -175,7 +175,7 @@ class Lowering:
             return x
         counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None or is_finite:
-            return self._zero_where_uncounted(x, counted)
+            return zero_where_uncounted(x, counted)
         first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
         return jnp.where(spread(counted, x), x, x[first][None])
 
@@ -199,7 +199,7 @@ class Lowering:
 
         def masked_product(graph: Any, counted: Array, *arrays: Array) -> Array:
             masked = (
-                Lowering._zero_where_uncounted(x, counted) if operand.space is row.space else x
+                zero_where_uncounted(x, counted) if operand.space is row.space else x
                 for operand, x in zip(rows, arrays, strict=True)
             )
             return product(graph, counted, *masked)
@@ -217,6 +217,8 @@ class Lowering:
         match pattern:
             case patterns.TypedProduct():
                 array, labels = self._typed_product(row, pattern, sizes)
+            case patterns.NodeDots():
+                array, labels = self._node_dots(row, pattern), pattern.heads
             case patterns.TypedDots():
                 array, labels = self._typed_dots(row, pattern, sizes), pattern.heads
             case patterns.EdgeDots():
@@ -322,6 +324,13 @@ class Lowering:
             by_relation = replace(by_relation, order=by_relation.cols)
             dots = sddmm(rows, vectors, SparseMatrix(by_row, by_relation), heads=num_heads)
         return _split(dots.astype(row.dtype), heads, sizes)
+
+    def _node_dots(self, row: Row, pattern: patterns.NodeDots) -> Array:
+        """Compute dots of nodes with vectors of all relations, and look up those of pairs."""
+        counted, x, vector = self.matrices.counted, pattern.x, pattern.vector.row
+        masks = counted(Space.NODE, [x.way]), counted(Space.RELATION, ["relation"])
+        table = relational.node_dots(self.array(x.base), self.array(vector), pattern, *masks)
+        return gather(table, self.matrices.pairs(row.space).table).astype(row.dtype)
 
     def _edge_dots(self, pattern: patterns.EdgeDots, sizes: Sizes) -> Array:
         """Compute dot products of rows of destinations and sources."""
@@ -575,33 +584,6 @@ def _repeat_heads(x: Array, present: Labels, heads: Labels, sizes: Sizes) -> Arr
         x = x.reshape(x.shape[0], *shape, x.shape[-1])
         x = jnp.broadcast_to(x, (x.shape[0], *(sizes[label] for label in heads), x.shape[-1]))
     return as_matrix(x)
-
-
-def differentiated_as(
-    function: Callable[..., Any], derivative: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a function of pytrees that is differentiated as another function of equal values."""
-
-    def call(*operands: Array) -> Any:
-        leaves, tree = jax.tree.flatten(operands)
-
-        @jax.custom_jvp
-        def values(*leaves: Array) -> Any:
-            return function(*jax.tree.unflatten(tree, leaves))
-
-        def jvp(primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Any, Any]:
-            active = [i for i, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
-
-            def partial(*some: Array) -> Any:
-                leaves = replace_items(list(primals), active, some)
-                return derivative(*jax.tree.unflatten(tree, leaves))
-
-            return jax.jvp(partial, [primals[i] for i in active], [tangents[i] for i in active])
-
-        values.defjvp(jvp, symbolic_zeros=True)
-        return values(*leaves)
-
-    return call
 
 
 def _may_be_unread(row: Row) -> bool:

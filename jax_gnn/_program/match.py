@@ -21,6 +21,7 @@ from jax_gnn._program.patterns import (
     Einsum,
     Factor,
     LeakyScores,
+    NodeDots,
     PairSum,
     Pattern,
     RelationalSum,
@@ -110,6 +111,8 @@ class Matcher:
         factors, out = factors_of(row)
         if len(factors) == 2 and not any(factor.row.is_shared for factor in factors):
             product = self._typed_product(row, factors, out) or _edge_dots(row, factors, out)
+            if isinstance(product, TypedDots):
+                return relational.match_node_dots(self, row, product) or product
             if product is not None:
                 return product
         return Einsum(tuple(factors))
@@ -400,6 +403,8 @@ def rows_taken(row: Row, matcher: Matcher) -> list[Row]:
         return matcher.regions[row].input_rows
     pattern = matcher(row)
     match pattern:
+        case NodeDots(x, vector):
+            return [x.base, vector.row]
         case TypedProduct(x, weight) | TypedDots(x, weight):
             gathers = x.way in ("src", "dst") and row.space is not Space.NODE
             return [x.base if gathers else x.row, weight.base]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TypeVar
 
 import jax
@@ -86,9 +87,14 @@ class Matrices:
             if source == "src_pair":
                 return _present(self.relational.from_pairs)
             return self.matrix(Space.EDGE, "dst")
-        if source == "src":
-            return _present(self.relational.to_pairs)
-        assert not source
+        if source:
+            by_row, by_col = _present(self.relational.to_pairs)
+            if source == "src_pair":  # entries by row have one order in all matrices
+                of_sources, by_col = _present(self.relational.from_pairs)
+                dst_pairs = take_ids(by_row.rows, by_col.order)
+                by_col = replace(by_col, cols=dst_pairs, slots=None)
+                by_row = replace(by_row, cols=of_sources.cols, slots=None)
+            return SparseMatrix(by_row, by_col)
         return self.matrix(Space.EDGE, "dst_pair")
 
     def pairs(self, space: Space) -> Pairs:

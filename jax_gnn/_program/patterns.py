@@ -75,6 +75,13 @@ class TypedDots(NamedTuple):
     summed: Labels
 
 
+class NodeDots(TypedDots):
+    """Dot products of pairs, looked up in a table of all nodes with the vectors of all relations.
+
+    They have the attributes of `TypedDots`; `x` is read from nodes, `vector` is no read.
+    """
+
+
 class EdgeDots(NamedTuple):
     """Dot products of rows of destinations and sources: ``sddmm``.
 

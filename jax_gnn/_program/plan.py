@@ -14,11 +14,14 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.lower import Lowering, differentiated_as
+from jax_gnn._program.derivatives import differentiated_as
+from jax_gnn._program.lower import Lowering
 from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
-from jax_gnn._program.passes import run
-from jax_gnn._program.regions import Candidates, EdgeRegion, backend, choose_regions
+from jax_gnn._program.passes import FOR_REGIONS, run
+from jax_gnn._program.passes.inline_pairs import is_inlinable
+from jax_gnn._program.region_rows import backend
+from jax_gnn._program.regions import Candidates, EdgeRegion, choose_regions
 from jax_gnn._program.rows import Input, Row, Softmax, count_uses, topological_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
@@ -27,6 +30,9 @@ from jax_gnn._program.trace import Traced
 # Attention with scores and values of edges reads and writes more arrays of edges than is counted:
 # measured for DeeperGCN beside a region.
 _TIME_OF_EDGE_ATTENTION = 1.3
+# Share of the time of the best plan with gradients below which another plan runs without them:
+# counts of regions are right within 15 %.
+_MAX_SHARE = 0.85
 # What makes products in regions preferable: they need no arrays of edges.
 _TIME_OF_EDGE_ARRAYS = 1.2
 _MAX_PLANS = 4  # whose kernels are generated to choose one for gradients
@@ -42,6 +48,7 @@ class Plan:
         passes: The passes that are applied.
         linear_maps: Whether edge regions may contain linear maps.
         requested: The passes that the program asks for.
+        trained: The plan that takes less with gradients, if there is another.
     """
 
     traced: Traced
@@ -49,6 +56,7 @@ class Plan:
     passes: tuple[str, ...]
     linear_maps: bool = True
     requested: tuple[str, ...] = ()
+    trained: Plan | None = None
 
     @functools.cached_property
     def results(self) -> list[Row]:
@@ -123,6 +131,8 @@ class Plan:
     @functools.cached_property
     def differentiated(self) -> Plan:
         """The plan that runs under differentiation, whose gradients have kernels on a GPU."""
+        if self.trained is not None:
+            return self.trained.differentiated
         if not self.has_linear_maps:
             return self
         plans = _with_fewer_passes(replace(self, passes=self.requested))
@@ -148,7 +158,7 @@ class Plan:
 
     def run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         """Run the program."""
-        if not self.has_linear_maps:
+        if self.trained is None and not self.has_linear_maps:
             return self._run(graph, inputs)
 
         def differentiated(*operands: Any) -> Any:  # planned only where it is needed
@@ -193,37 +203,66 @@ def make_plan(
 ) -> Plan:
     """Return the plan with these passes, or with fewer if regions then save more.
 
-    Passes are priced by ops. A region may save more if a linear map is not moved out of it.
-    Softmaxes are split for regions alone, where attention ops would store wide rows of edges.
+    Passes are priced by ops. A region may save more if a linear map is not moved out of it. Passes
+    `FOR_REGIONS` are among those of the plan only where they gain. The plan is the best one with
+    gradients, unless another one takes clearly less without; then that one has it as `trained`.
     """
-    others = tuple(name for name in passes if name != "split_softmax")
-    plan = Plan(traced, parts, others, linear_maps, others)
+    others = tuple(name for name in passes if name not in FOR_REGIONS)
+    plans = [Plan(traced, parts, others, linear_maps, others)]
     if Plan(traced, parts, (), linear_maps).matcher.regions:
-        plan = min(_with_fewer_passes(plan), key=lambda plan: plan.training_time)
-    has_softmax = any(isinstance(row.op, Softmax) for row in topological_order(traced.results))
-    if others != passes and has_softmax and backend() != "cpu":
-        plans = _with_fewer_passes(Plan(traced, parts, passes, linear_maps, passes))
-        split = min(plans, key=lambda plan: plan.training_time)
-        stored = [row for row in plan.materialized if not isinstance(row.op, Input)]
-        is_wide = any(row.space is Space.EDGE and row.size > 8 for row in stored)
-        if is_wide and split.training_time < _TIME_OF_EDGE_ATTENTION * plan.training_time:
-            plan = split
-    if linear_maps and not all(map(EdgeRegion.has_kernels, plan.regions)):
+        plans = _with_fewer_passes(plans[0])
+    first = min(plans, key=lambda plan: plan.training_time)
+    for added in _subsets(_useful_for_regions(first, passes))[1:]:
+        names = tuple(name for name in passes if name in (*others, *added))
+        plans += _with_fewer_passes(Plan(traced, parts, names, linear_maps, names))
+    trained = min(plans, key=lambda plan: plan.training_time * _factor(plan))
+    if linear_maps and not all(map(EdgeRegion.has_kernels, trained.regions)):
         return make_plan(traced, parts, passes, linear_maps=False)
-    return plan
+    if backend() == "cpu":
+        return trained
+    best = min(plans, key=lambda plan: plan.time * _factor(plan))
+    is_better = best.time * _factor(best) < _MAX_SHARE * trained.time * _factor(trained)
+    if is_better and all(map(EdgeRegion.has_kernels, best.regions)):
+        return replace(best, trained=trained)
+    return trained
+
+
+def _factor(plan: Plan) -> float:
+    """Return the multiple of the counted time that attention over rows of edges takes."""
+    rows = plan.materialized
+    has_softmax = any(isinstance(row.op, Softmax) for row in topological_order(plan.results))
+    is_wide = any(
+        row.space is Space.EDGE and row.size > 8 and not isinstance(row.op, Input) for row in rows
+    )
+    return _TIME_OF_EDGE_ATTENTION if has_softmax and is_wide else 1
+
+
+def _useful_for_regions(plan: Plan, passes: Sequence[str]) -> list[str]:
+    """Return the passes for regions that change a plan."""
+    rows = topological_order(plan.results) if backend() != "cpu" else []
+    changes = {
+        "split_softmax": bool(rows) and _factor(plan) > 1,
+        "inline_pairs": any(map(is_inlinable, rows)),
+    }
+    return [name for name in passes if changes.get(name, False)]
 
 
 def _with_fewer_passes(plan: Plan) -> list[Plan]:
     """Return the plans with all or some of the passes.
 
-    "cse" costs nothing, and stays; `make_plan` compares plans with and without "split_softmax".
+    "cse" costs nothing, and stays; `make_plan` compares plans with and without `FOR_REGIONS`.
     """
-    optional = [name for name in plan.passes if name not in ("cse", "split_softmax")]
+    optional = [name for name in plan.passes if name not in ("cse", *FOR_REGIONS)]
     return [
         replace(plan, passes=tuple(name for name in plan.passes if name not in omitted))
-        for count in range(len(optional) + 1)
-        for omitted in itertools.combinations(optional, count)
+        for omitted in _subsets(optional)
     ]
+
+
+def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return all subsets, small ones first."""
+    counts = range(len(names) + 1)
+    return [subset for count in counts for subset in itertools.combinations(names, count)]
 
 
 def _different(plans: Sequence[Plan]) -> list[Plan]:

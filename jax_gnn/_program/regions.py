@@ -12,25 +12,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.op import align_varying
-from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.cuda import flops_of_walks
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
-from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
+from jax_gnn._ops.edge_region.row_program import Access, abstract_row
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.matrices import Matrices
-from jax_gnn._program.normal import summed_labels
-from jax_gnn._program.patterns import Einsum, Sum, is_read, width
+from jax_gnn._program.patterns import Sum, is_read
+from jax_gnn._program.region_rows import backend, fits_region, is_number, linear_maps_of
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -40,9 +37,7 @@ from jax_gnn._program.rows import (
     Pull,
     Push,
     Row,
-    RowFunction,
     pull,
-    sizes_of,
     topological_order,
 )
 from jax_gnn._program.spaces import Space
@@ -56,23 +51,11 @@ _COLUMN_WAYS = {
     Space.SOURCE_PAIR: {way: way for way in ("src", "relation", "src_type")} | {"src_pair": ""},
 }
 
-# Weights of a shared matrix whose product, and gradient, is written out for each edge.
-_MAX_UNROLLED_WEIGHTS = 64
-# Weights of a matrix in a region that tensor cores multiply with; larger ones are left to XLA.
-_MAX_TENSOR_CORE_WEIGHTS = 1 << 15
-
-_LOOPS = frozenset({"cond", "scan", "while"})
-
-
-def backend() -> str:
-    """Return what computes regions: ``"cuda"``, ``"xla"`` without linear maps, ``"cpu"`` nothing.
-
-    On a CPU no regions are formed. ``implementation="xla"`` forms them in plain XLA everywhere.
-    """
-    default = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
-    chosen: str = chosen_implementation.value or default
-    has_maps = chosen != "cuda" or cuda_compile.supports_linear_maps()
-    return chosen if has_maps else "xla"
+# Ways of edges that read rows, and the ways of a row: nodes, or (destination, relation) pairs.
+_ROW_WAYS = {
+    Space.NODE: {"dst": ""},
+    Space.DESTINATION_PAIR: {"dst": "dst", "relation": "relation", "dst_pair": ""},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,19 +67,26 @@ class EdgeRegion:
         pushes: Reductions of members.
         edge_results: Members that are stored by edge: results of the program, or read by others.
         columns: Space of the columns that edges read: nodes, or (source, relation) pairs.
+        rows: Space of the rows that they read: nodes, or (destination, relation) pairs if there are
+            no reductions.
     """
 
     members: tuple[Row, ...]
     pushes: tuple[Row, ...]
     edge_results: tuple[Row, ...]
     columns: Space = Space.NODE
+    rows: Space = Space.NODE
 
     @functools.cached_property
     def _operands(self) -> dict[Row, tuple[Row, Access]]:
         """For each operand outside of the region, the row whose array is read, and the access."""
-        members, columns = set(self.members), dict[tuple[Row, str], Row]()
+        members, ends = set(self.members), dict[tuple[Row, Space, str], Row]()
         operands: dict[Row, tuple[Row, Access]] = {}
-        ways = _COLUMN_WAYS[self.columns]
+        ways: dict[str, tuple[Access, Space, str]] = {}
+        for way, inner in _COLUMN_WAYS[self.columns].items():
+            ways[way] = "col", self.columns, inner
+        for way, inner in _ROW_WAYS[self.rows].items():
+            ways[way] = "row", self.rows, inner
         # A region reads rows at their home: a pull becomes an access of the walk, so that no
         # gathered rows are in memory. All other operands are read as rows of edges.
         for row in dict.fromkeys(x for member in self.members for x in member.operands):
@@ -105,12 +95,10 @@ class EdgeRegion:
             way = row.op.way if isinstance(row.op, Pull) else ""
             if row.is_shared:
                 operands[row] = row, "shared"
-            elif way == "dst":
-                operands[row] = row.operands[0], "row"
             elif way in ways:
-                key = row.operands[0], ways[way]
-                column = columns.setdefault(key, pull(key[0], self.columns, key[1]))
-                operands[row] = column, "col"
+                access, space, inner = ways[way]
+                key = row.operands[0], space, inner
+                operands[row] = ends.setdefault(key, pull(*key)), access
             else:
                 operands[row] = row, "edge"
         return operands
@@ -198,8 +186,8 @@ class EdgeRegion:
         return sinks + [("edge", "none")] * len(self.edge_results)
 
     def matrix(self, matrices: Matrices) -> SparseMatrix:
-        """Return the edges as a matrix from the columns to nodes."""
-        return matrices.edges("src" if self.columns is Space.NODE else "src_pair", Space.NODE)
+        """Return the edges as a matrix from the columns to the rows."""
+        return matrices.edges("src" if self.columns is Space.NODE else "src_pair", self.rows)
 
     @functools.cached_property
     def region(self) -> Region:
@@ -277,7 +265,7 @@ class Candidates:
             row
             for row in self._rows
             if (row.dtype in FLOATS or row not in self._results)  # results are no booleans
-            and _fits_region(row, matcher, linear_maps)
+            and fits_region(row, matcher, linear_maps)
         }
         self._edges -= self._random_rows()
         pushes = [row for row in self._rows if _is_reduction(row, matcher)]
@@ -293,7 +281,7 @@ class Candidates:
             if isinstance(row.op, Index) or (
                 isinstance(row.op, Apply | Contract)
                 and row.space is Space.EDGE
-                and (not _is_number(row) or all(x in drawn and x.dtype != bool for x in varying))
+                and (not is_number(row) or all(x in drawn and x.dtype != bool for x in varying))
             ):
                 drawn.add(row)
         return drawn
@@ -339,12 +327,13 @@ class Candidates:
         regions: dict[Row, EdgeRegion] = {}
         for results, inner in self._groups(self._feasible(sinks)):
             pushes = tuple(row for row in results if isinstance(row.op, Push))
-            if all(_is_spmm(push, self._matcher) for push in pushes):
+            if pushes and all(map(self._is_spmm, pushes)):
                 continue
             ordered = tuple(row for row in self._rows if row in inner)
             stored = tuple(row for row in ordered if row in results)
             columns = Space.SOURCE_PAIR if set(pushes) <= set(by_pairs) else Space.NODE
-            region = EdgeRegion(ordered, pushes, stored, columns)
+            rows = Space.NODE if pushes else Space.DESTINATION_PAIR
+            region = EdgeRegion(ordered, pushes, stored, columns, rows)
             regions |= dict.fromkeys(region.results, region)
         return regions
 
@@ -387,9 +376,7 @@ class Candidates:
                     tops[row] = row
             groups: list[tuple[list[Row], set[Row]]] = []
             for row, top in tops.items():
-                inner = set(
-                    topological_order([top], lambda row: [x for x in row.operands if x in members])
-                )
+                inner = self._inside(top, members)
                 same = [group for group in groups if group[1] & inner]
                 if same or row is not top:
                     joined = [x for results, _ in same for x in results]
@@ -397,7 +384,27 @@ class Candidates:
                     groups.append(([*joined, row], inner.union(*(group[1] for group in same))))
             members.difference_update(*(results for results, _ in groups))
             all_groups += groups
+        # Other rows are functions of pairs at both ends, which no op makes without rows of edges.
+        for row in (x for x in sinks if x in members):
+            inner = self._inside(row, members)
+            operands = {operand for member in inner for operand in member.operands}
+            ways = {x.op.way for x in operands if isinstance(x.op, Pull) and x.size > 1}
+            if ways >= {"src_pair", "dst_pair"}:
+                all_groups.append(([row], inner))
         return all_groups
+
+    def _is_spmm(self, push: Row) -> bool:
+        """Whether ``spmm`` takes a sum of rows, with weights much smaller than its values."""
+        pattern = self._matcher(push)
+        assert isinstance(pattern, Sum)
+        if not is_read(pattern.value, pattern.dest):
+            return False
+        return pattern.weight is None or pattern.weight.size * 4 <= push.size
+
+    @staticmethod
+    def _inside(top: Row, members: Collection[Row]) -> set[Row]:
+        """Return the members that a row needs."""
+        return set(topological_order([top], lambda row: [x for x in row.operands if x in members]))
 
 
 def choose_regions(
@@ -440,85 +447,4 @@ def _is_reduction(row: Row, matcher: Matcher) -> bool:
     if not isinstance(row.op, Push) or row.space is not Space.NODE:
         return False
     pattern = matcher(row)
-    return isinstance(pattern, Sum) and pattern.scores is None and row.dtype in FLOATS
-
-
-def _is_spmm(push: Row, matcher: Matcher) -> bool:
-    """Whether ``spmm`` takes a sum, with weights much smaller than its values."""
-    pattern = matcher(push)
-    assert isinstance(pattern, Sum)
-    if not is_read(pattern.value, pattern.dest):
-        return False
-    return pattern.weight is None or pattern.weight.size * 4 <= push.size
-
-
-def _fits_region(row: Row, matcher: Matcher, linear_maps: bool) -> bool:
-    """Whether a row is a function of edges that a region may contain."""
-    if row.space is not Space.EDGE or not _is_number(row):
-        return False
-    if isinstance(row.op, Apply):
-        return unsupported_reason(row) is None
-    pattern = matcher(row)
-    if not isinstance(row.op, Contract) or not isinstance(pattern, Einsum):
-        return False
-    sizes = sizes_of(row.operands, row.op.terms)
-    summed = set(sizes) - set(row.op.out)
-    weights = [
-        width(factor.labels, sizes)
-        for factor in pattern.factors
-        if factor.row.is_shared
-        and set(factor.labels) & summed
-        and not isinstance(factor.row.op, Constant)
-    ]
-    if not weights:
-        return True
-    # What edges only read is multiplied where it is read.
-    only_reads = all(factor.way or factor.row.is_shared for factor in pattern.factors)
-    limit = _max_weights(row, pattern) if linear_maps else _MAX_UNROLLED_WEIGHTS
-    return max(weights) <= limit and not only_reads
-
-
-def _max_weights(row: Row, product: Einsum) -> int:
-    """Return the most weights of a product in a region; more for tensor cores."""
-    if len(product.factors) == 2:
-        matrix, x = sorted(product.factors, key=lambda factor: not factor.row.is_shared)
-        is_map = not x.row.is_shared and set(x.labels) < set(matrix.labels)
-        if is_map and backend() == "cuda" and row.dtype != np.float64:
-            return _MAX_TENSOR_CORE_WEIGHTS
-    return _MAX_UNROLLED_WEIGHTS
-
-
-def linear_maps_of(row: Row) -> list[Row]:
-    """Return the shared matrices of a region's product that tensor cores multiply with."""
-    operands = row.operands if isinstance(row.op, Contract) and summed_labels(row) else ()
-    return [
-        x
-        for x in operands
-        if x.is_shared and x.size > _MAX_UNROLLED_WEIGHTS and not isinstance(x.op, Constant)
-    ]
-
-
-def unsupported_reason(row: Row) -> str | None:
-    """Return why regions cannot contain a function; None if they can."""
-    assert isinstance(row.op, Apply)
-    if row.op.name in _LOOPS:
-        return f"{row.op.name} is a loop"
-    for operand in (row, *row.operands):
-        if not _is_number(operand):
-            return f"regions have no {operand.dtype}"
-    operands = tuple((x.shape, x.dtype, x.is_shared) for x in row.operands)
-    return _unsupported_reason(row.op.function, row.op.index, operands)
-
-
-@functools.lru_cache(maxsize=1024)
-def _unsupported_reason(
-    function: RowFunction, index: int, operands: tuple[tuple[tuple[int, ...], Any, bool], ...]
-) -> str | None:
-    rows = [abstract_row(shape, dtype) for shape, dtype, _ in operands]
-    accesses: list[Access] = ["shared" if is_shared else "edge" for _, _, is_shared in operands]
-    region = Region.of(lambda *x: [function(*x)[index]], rows, accesses, [("edge", "none")])
-    return region.program.reason if isinstance(region.program, Unsupported) else None
-
-
-def _is_number(row: Row) -> bool:
-    return row.dtype in FLOATS or row.dtype == bool or isinstance(row.op, Constant)
+    return isinstance(pattern, Sum) and row.dtype in FLOATS

@@ -13,17 +13,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.schedule import concrete_size
-from jax_gnn._ops.relational_aggregate.schedule import Counts
+from jax_gnn._ops.relational_aggregate.schedule import (
+    Counts,
+    Launch,
+    between,
+    gathered,
+    in_turn,
+    once,
+)
 from jax_gnn._ops.relational_attention.methods import (
     RGATScores,
     attend_hgt,
     attend_rgat,
     choose_method,
 )
-from jax_gnn._ops.relational_attention.schedule import Method, expected, scores_by_edge_pay
+from jax_gnn._ops.relational_attention.schedule import (
+    ID,
+    SECTOR,
+    Method,
+    expected,
+    scores_by_edge_pay,
+)
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
-from jax_gnn._program.normal import may_reorder
+from jax_gnn._program.derivatives import differentiated_as
+from jax_gnn._program.normal import absorb, may_reorder
 from jax_gnn._program.patterns import (
     HGT,
     RGAT,
@@ -31,12 +46,15 @@ from jax_gnn._program.patterns import (
     DotScores,
     EdgeScores,
     Factor,
+    NodeDots,
     Sum,
+    TypedDots,
     TypedScores,
     factors_of,
     leaky_of,
     with_labels,
 )
+from jax_gnn._program.reference import zero_where_uncounted
 from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, sizes_of
 from jax_gnn._program.spaces import Parts, Space
 from jax_gnn.relational import RelationalGraph
@@ -266,6 +284,50 @@ def _node_product(program: Program, row: Row, way: str) -> _NodeProduct | None:
     return _NodeProduct(x, product, summed, per_head, out)
 
 
+# --- Dots of nodes -------------------------------------------------------------------------------
+
+
+def match_node_dots(program: Program, row: Row, dots: TypedDots) -> NodeDots | None:
+    """Return dots of pairs as dots of nodes, looked up, if these are counted to take less.
+
+    Dots of products ⟨x W, a⟩ are those of nodes' rows, ⟨x, W a⟩.
+    """
+    way = {Space.SOURCE_PAIR: "src", Space.DESTINATION_PAIR: "dst"}.get(row.space)
+    if way is None or not may_reorder(row.dtype):
+        return None
+    whole = absorb(row, lambda inner: inner is dots.x.row)
+    product = _node_product(program, whole, way)
+    if product is None or {*product.maps.labels} != {*product.summed, *product.out}:
+        return None
+    table = NodeDots(product.x, product.maps, product.out, product.summed)
+    return table if table_pays(program.parts, row, dots, table) else None
+
+
+def table_pays(parts: Parts, row: Row, dots: TypedDots, table: NodeDots) -> bool:
+    """Whether dots of all nodes and relations are counted to take less than those of pairs."""
+    num_pairs = concrete_size(parts.rows[row.space])
+    num_rows = _num_nodes(parts) if dots.x.way else num_pairs
+    rows = gathered(num_pairs, dots.x.row.size * np.dtype(row.dtype).itemsize, num_rows)
+    before = [] if dots.x.way else [Launch()]  # vectors in front of the maps, W a
+    return in_turn(*before, node_dots_launch(parts, row, table)) < in_turn(rows)
+
+
+def node_dots_launch(parts: Parts, row: Row, table: NodeDots) -> Launch:
+    """Return the launch that makes a table of dots; XLA looks up in it where dots are read."""
+    counts = parts.rows
+    num_pairs, relations = (concrete_size(counts[x]) for x in (row.space, Space.RELATION))
+    num_nodes, columns = _num_nodes(parts), relations * row.size
+    x_bytes = num_nodes * table.x.row.size * np.dtype(row.dtype).itemsize
+    lookup = Launch(0, num_pairs * (max(SECTOR, 4 * row.size) + 2 * ID))
+    flops = 2.0 * num_nodes * columns * table.x.row.size
+    made = once(x_bytes) + between(num_nodes, 4 * columns) + Launch(0, 0, flops)
+    return made + Launch(extra=lookup.time - Launch().time)
+
+
+def _num_nodes(parts: Parts) -> int:
+    return max(concrete_size(parts.num_src), concrete_size(parts.num_dst))
+
+
 # --- Cost ----------------------------------------------------------------------------------------
 
 
@@ -326,6 +388,28 @@ def rgat(
     scores = RGATScores(False, pattern.slope, terms, False, scale)
     y: Array = attend_rgat(graph, x, x, weights, scores, method=method, precision=precision)
     return y
+
+
+def node_dots(nodes: Array, vectors: Array, pattern: NodeDots, *masks: Array | None) -> Array:
+    """Return dots of all nodes with the vectors of all relations, ``(nodes · relations, *heads)``.
+
+    Dots are as exact as the accumulator type, as those of `sddmm`. Gradients ignore the rows of
+    nodes and relations that edges do not read, by a mask of each.
+    """
+    acc = accumulator_dtype(nodes.dtype)
+    rows = [1 + max((*pattern.x.labels, *pattern.vector.labels)) + i for i in range(2)]
+
+    def dots(nodes: Array, vectors: Array, *_: object) -> Array:
+        x, vector = [rows[0], *pattern.x.labels], [rows[1], *pattern.vector.labels]
+        out, options = [*rows, *pattern.heads], {"preferred_element_type": acc}
+        table = jnp.einsum(nodes, x, vectors, vector, out, precision="highest", **options)
+        return table.reshape(-1, *table.shape[2:])
+
+    def masked_dots(nodes: Array, vectors: Array, *masks: Array) -> Array:
+        return dots(*map(zero_where_uncounted, (nodes, vectors), masks))
+
+    table: Array = differentiated_as(dots, masked_dots)(nodes, vectors, *masks)
+    return table
 
 
 def hgt(

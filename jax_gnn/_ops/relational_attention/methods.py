@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, promoted
-from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import PADDING, in_range, index_dtype, take_ids
-from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._core.csr import SparseMatrix, segments
+from jax_gnn._core.ids import take_ids
+from jax_gnn._core.relations import Pairs, RelationalMatrix, table_rows
 from jax_gnn._core.sharding import auto_axes_like
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.attention.scores import DotScores, EntryScores, TypedScores, typed_dots
@@ -126,7 +126,7 @@ class TypedEdges:
                 dst_dots, src_dots = jnp.split(dots(x, vectors), 2, axis=1)
             else:
                 dst_dots, src_dots = dots(x_dst, vectors[:, :heads]), dots(x, vectors[:, heads:])
-            pair_dots = gather(src_dots, self._source_lookup())
+            pair_dots = gather(src_dots, self.pair_src.table)
             return gather(dst_dots, self._destination_lookup()), gather(pair_dots, at_src)
         # Dots of the existing pairs only; edges look up those of their two pairs.
         dst_vectors, src_vectors = jnp.split(vectors, 2, axis=1)
@@ -149,24 +149,9 @@ class TypedEdges:
     def _destination_lookup(self) -> SparseMatrix:
         """Return the matrix of edges at ``destination · relations + relation``, which ascends."""
         nodes = self.matrix.nodes.by_row
-        return segments(*self._table_rows(nodes.rows, self.matrix.types, nodes.num_rows))
-
-    def _source_lookup(self) -> SparseMatrix:
-        """Return the matrix of source pairs at ``source · relations + relation``."""
-        pairs = self.pair_src
-        rows, size = self._table_rows(pairs.nodes, self.types_of_source_pairs(), pairs.num_nodes)
-        order = pairs.order.astype(rows.dtype)
-        return SparseMatrix(
-            Csr(take_ids(rows, order), order, num_rows=size),
-            Csr(None, rows, num_rows=pairs.num_pairs),
+        return segments(
+            *table_rows(nodes.rows, self.matrix.types, nodes.num_rows, self.num_relations)
         )
-
-    def _table_rows(self, nodes: Array, types: Array, num_nodes: int) -> tuple[Array, int]:
-        """Return rows of nodes and relations in a table of all of them, and the table's size."""
-        size = num_nodes * self.num_relations
-        dtype = promoted(types.dtype, index_dtype(size))
-        rows = nodes.astype(dtype) * self.num_relations + types.astype(dtype)
-        return jnp.where(in_range(nodes, num_nodes), rows, PADDING), size
 
 
 def _block_diagonal(kernel: Array, width: int) -> Array:

@@ -24,7 +24,7 @@ Method = Literal["source_pairs", "destination_pairs"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 # Bytes of both ids of an edge, its relation, a score, and a sector, the unit of reads.
-_IDS, _ID, _SCORE, _SECTOR = 8, 4, 4, 32
+_IDS, ID, _SCORE, SECTOR = 8, 4, 4, 32
 
 
 def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
@@ -55,7 +55,7 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
         else:
             before = _destination_terms(c, heads)
             # Edges are sorted by destination pair: each pair reads its vector once.
-            vectors = Launch(0, c.edges * _ID + (1 if before else 2) * c.destination_pairs * n)
+            vectors = Launch(0, c.edges * ID + (1 if before else 2) * c.destination_pairs * n)
             rows += vectors + (scores if before else once(c.num_dst * k))
         times["source_pairs"] = in_turn(product, *before, ids + rows + result)
     if pairs := c.destination_pairs:
@@ -86,13 +86,13 @@ def _destination_terms(c: Counts, heads: int) -> list[Launch]:
     rows = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
     reads = Launch(0, c.edges * (_IDS + heads * _SCORE))
     if heads == 1:
-        return [rows + reads + Launch(0, c.edges * _ID)]
-    return [*_pair_terms(c, heads)[1:], reads + Launch(0, c.edges * _SECTOR)]
+        return [rows + reads + Launch(0, c.edges * ID)]
+    return [*_pair_terms(c, heads)[1:], reads + Launch(0, c.edges * SECTOR)]
 
 
 def _end_terms(c: Counts, heads: int) -> list[Launch]:
     """Return the launches of scores that are sums of a term of each pair at either end."""
-    reads = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
+    reads = Launch(0, c.edges * (_IDS + 2 * SECTOR + heads * _SCORE))
     return [
         *(_node_terms(c, heads) if dense_scores_pay(c, heads) else _pair_terms(c, heads)),
         reads,

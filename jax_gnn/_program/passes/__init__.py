@@ -9,11 +9,14 @@ from jax_gnn._program.passes.compact_pairs import compact_pairs
 from jax_gnn._program.passes.contraction_order import contraction_order
 from jax_gnn._program.passes.cse import cse
 from jax_gnn._program.passes.hoist_linear_maps import distribute, hoist_linear_maps
+from jax_gnn._program.passes.inline_pairs import inline_pairs
 from jax_gnn._program.passes.split_softmax import split_softmax
 from jax_gnn._program.rows import Row
 from jax_gnn._program.spaces import Parts
 
-PASSES = ("cse", "split_softmax", "hoist_linear_maps", "contraction_order", "compact_pairs")
+FOR_REGIONS = ("split_softmax", "inline_pairs")
+"""Passes that gain only where edge regions take what they make."""
+PASSES = ("cse", "hoist_linear_maps", "contraction_order", "compact_pairs", *FOR_REGIONS)
 DISTRIBUTE = "distribute"
 """A pass that programs must ask for: it may lose digits where terms cancel."""
 
@@ -27,6 +30,7 @@ _SEQUENCE = (
     "compact_pairs",
     "contraction_order",
     "compact_pairs",
+    "inline_pairs",
     "cse",
 )
 
@@ -56,6 +60,8 @@ def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]
             return distribute(results, parts)
         case "compact_pairs":
             return compact_pairs(results, parts)
+        case "inline_pairs":
+            return inline_pairs(results)
         case "contraction_order":
             return contraction_order(results, parts, compact="compact_pairs" in passes)
     raise ValueError(f"no pass is called {name!r}")
