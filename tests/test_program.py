@@ -36,7 +36,7 @@ from jax_gnn._program.api import Program
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.regions import EdgeRegion
-from jax_gnn._program.regions import backend as region_backend
+from jax_gnn._program.backend import backend as region_backend
 
 TOLERANCE = 1e-10
 

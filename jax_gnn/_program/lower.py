@@ -177,7 +177,10 @@ class Lowering:
         if counted is None or is_finite:
             return self._zero_where_uncounted(x, counted)
         first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
-        return jnp.where(spread(counted, x), x, x[first][None])
+        # Rows that do not count have no gradient. The barrier keeps XLA from fusing the functions
+        # that make x into this one twice, for all rows and for the first.
+        fill = jax.lax.optimization_barrier(jax.lax.stop_gradient(x[first]))
+        return jnp.where(spread(counted, x), x, fill[None])
 
     def _moved_product(self, row: Row) -> Array:
         """Return a product that a pass moved; its derivatives ignore rows that no edge reads."""
@@ -433,6 +436,10 @@ class Lowering:
         if source.dtype not in FLOATS or source.is_shared:
             return self._sum_by_xla(self._at_edges(value.row), row, reduce)
         matrix = self.matrices.edges(way, dest)
+        if weight is None and scores is None:
+            y = segment_reduce(self.array(source), None, matrix, reduce=reduce, heads=1)
+            summed = Labelled(y.astype(row.dtype), value.labels, True)
+            return self._multiply_after(summed, out, after, row)
         sizes = dict(zip(value.labels, value.row.shape, strict=True))
         # Kernels expect rows `(heads, features)` as one axis. A value without some of the heads is
         # repeated for them, since weights or scores differ between heads.
@@ -627,9 +634,9 @@ def _integers(dtype: DTypeLike) -> Any:
 _FINITE_AT_ZERO = {REACHED}.union(
     """
     abs add and ceil clamp concatenate convert_element_type copy cos eq erf exp exp2 expm1
-    floor ge gt iota le leaky_relu logistic lt max min mul ne neg not one_minus_square or pad
-    reduce_max reduce_min reduce_sum reshape rev round select_n sign sin slice square squeeze
-    sub tanh transpose
+    floor expand_dims ge gt iota le leaky_relu logistic lt max min mul ne neg not one_minus_square
+    or pad reduce_max reduce_min reduce_sum reshape rev round select_n sign sin slice split square
+    squeeze sub tanh transpose
     """.split()  # noqa: SIM905 (a list would take a line for each name)
 )
 """Functions that are finite at 0, with all derivatives."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jax_gnn._program import relational
+from jax_gnn._program.backend import backend
 from jax_gnn._program.normal import absorb, may_reorder
 from jax_gnn._program.patterns import (
     HGT,
@@ -143,7 +144,7 @@ class Matcher:
         is_product = isinstance(operand.op, Contract) and self.is_internal(operand)
         if reduce not in ("max", "min") and is_product:
             pattern = self._weighted(row, self.flat(operand), reduce)
-            if pattern is not None:
+            if pattern is not None and not (backend() == "cpu" and _weighs_features(pattern)):
                 return pattern
         labels = tuple(range(len(operand.shape)))
         return Sum(Factor(operand, labels), None, None, (), labels, (), reduce, row.space)
@@ -327,6 +328,12 @@ class Matcher:
         if terms is None or not summed:
             return None
         return LeakyScores(terms[0], terms[1], with_labels(vector, leaky.labels, {}), slope)
+
+
+def _weighs_features(pattern: Pattern) -> bool:
+    """Whether each feature has its own weight: XLA multiplies them faster than CPU kernels do."""
+    is_weighted = isinstance(pattern, Sum) and (pattern.weight or pattern.scores) is not None
+    return is_weighted and 0 < len(pattern.value.labels) and set(pattern.value.labels) <= set(pattern.heads)
 
 
 def _read_at_destination(row: Row) -> Row | None:

@@ -19,13 +19,12 @@ from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.op import align_varying
-from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.cuda import flops_of_walks
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
+from jax_gnn._program.backend import backend
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.matrices import Matrices
@@ -62,17 +61,6 @@ _MAX_UNROLLED_WEIGHTS = 64
 _MAX_TENSOR_CORE_WEIGHTS = 1 << 15
 
 _LOOPS = frozenset({"cond", "scan", "while"})
-
-
-def backend() -> str:
-    """Return what computes regions: ``"cuda"``, ``"xla"`` without linear maps, ``"cpu"`` nothing.
-
-    On a CPU no regions are formed. ``implementation="xla"`` forms them in plain XLA everywhere.
-    """
-    default = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
-    chosen: str = chosen_implementation.value or default
-    has_maps = chosen != "cuda" or cuda_compile.supports_linear_maps()
-    return chosen if has_maps else "xla"
 
 
 @dataclass(frozen=True, eq=False)
