@@ -20,6 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_gnn._core.arguments import precision_level
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_matrix
 from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import replace_items
 from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.attention import scores as kinds
@@ -35,7 +36,7 @@ from jax_gnn._program import patterns, relational
 from jax_gnn._program.einsum import Labelled, arranged, einsum, multiply
 from jax_gnn._program.match import Matcher, needed_rows, rows_taken
 from jax_gnn._program.matrices import Matrices
-from jax_gnn._program.normal import is_view
+from jax_gnn._program.normal import is_view, summed_labels
 from jax_gnn._program.patterns import (
     HGT,
     RGAT,
@@ -130,7 +131,7 @@ class Lowering:
             case Apply():
                 return self._apply(row)
             case Contract():
-                return self._contract(row) if row.op.read_by is None else self._moved_product(row)
+                return self._product(row)
             case Push():
                 return self._push(row)
 
@@ -141,10 +142,16 @@ class Lowering:
             return x
         return self._zero_where_uncounted(x, self.matrices.counted(Space.EDGE))
 
+    def as_passed(self, row: Row) -> Array:
+        """Return the array of a row; arguments with what their padding holds."""
+        if isinstance(row.op, Input) and row.space is Space.EDGE:
+            return jnp.asarray(self.inputs[row.op.index])
+        return self.array(row)
+
     @staticmethod
     def _zero_where_uncounted(x: Array, counted: Array | None) -> Array:
         """Zero rows that do not count: their content is arbitrary."""
-        return x if counted is None else jnp.where(spread(counted, x), x, jnp.zeros((), x.dtype))
+        return x if counted is None or is_empty(x) else _zero_uncounted(counted, (x,))[0]
 
     def _apply(self, row: Row) -> Array:
         """Return one result of a function; all of its results are computed at once."""
@@ -166,39 +173,49 @@ class Lowering:
         """Return an operand of a function, with harmless values in rows that do not count.
 
         A function that is not finite there would spoil gradients of shared operands. Functions that
-        are finite at 0 get zeros (padding holds zeros anyway); others the first row that counts.
+        are finite at 0 get zeros (padding holds zeros anyway), those that are finite at 1 get ones,
+        which XLA fuses; others get the first row that counts, for which XLA computes x twice.
         """
         assert isinstance(row.op, Apply)
         x = self.array(operand)
-        is_finite = row.op.name in _FINITE_AT_ZERO
+        is_power = row.op.name == "integer_pow" and row.op.params["y"] > 0
+        is_finite = is_power or row.op.name in _FINITE_AT_ZERO
         if operand.is_shared or is_empty(x) or (is_finite and not _may_be_unread(row)):
             return x
         counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None or is_finite:
             return self._zero_where_uncounted(x, counted)
+        if row.op.name in _FINITE_AT_ONE:
+            return jnp.where(spread(counted, x), x, jnp.ones((), x.dtype))
         first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
-        # Rows that do not count have no gradient. The barrier keeps XLA from fusing the functions
-        # that make x into this one twice, for all rows and for the first.
-        fill = jax.lax.optimization_barrier(jax.lax.stop_gradient(x[first]))
-        return jnp.where(spread(counted, x), x, fill[None])
+        # Rows that do not count have no gradient, which XLA would sum over all edges.
+        return jnp.where(spread(counted, x), x, jax.lax.stop_gradient(x[first])[None])
 
-    def _moved_product(self, row: Row) -> Array:
-        """Return a product that a pass moved; its derivatives ignore rows that no edge reads."""
+    def _product(self, row: Row) -> Array:
+        """Return a product; only its derivatives mask the rows that do not count.
+
+        These are padding of arguments, which a sum of products would store another time without
+        it, and rows that no edge reads of products that a pass moved.
+        """
         assert isinstance(row.op, Contract)
+        rows = list(dict.fromkeys(rows_taken(row, self.matcher)))
+        reads_padding = summed_labels(row) and any(
+            isinstance(x.op, Input) and x.space is row.space is Space.EDGE and x.size >= row.size
+            for x in rows
+        )
         counted = None
-        if _may_be_unread(row):
+        if reads_padding or _may_be_unread(row):
             counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None:
             return self._contract(row)
-        # The primal product reads rows as they are; only its derivatives see masked rows. The rows
-        # are arguments, since JAX differentiates with respect to arguments alone.
+        # The rows are arguments, since JAX differentiates with respect to arguments alone.
         matcher, sides = self.matcher, self.sides  # not self: JAX keeps what functions close over
-        rows = list(dict.fromkeys(rows_taken(row, matcher)))
 
         def product(graph: Any, counted: Array, *arrays: Array) -> Array:
             lowering = Lowering(Matrices(graph), matcher, sides, ())
             lowering._arrays.update(zip(rows, arrays, strict=True))
-            return lowering._contract(row)
+            y = lowering._contract(row)
+            return lowering._zero_where_uncounted(y, counted) if reads_padding else y
 
         def masked_product(graph: Any, counted: Array, *arrays: Array) -> Array:
             masked = (
@@ -207,8 +224,9 @@ class Lowering:
             )
             return product(graph, counted, *masked)
 
-        call = differentiated_as(product, masked_product)
-        result: Array = call(self.matrices.graph, counted, *map(self.array, rows))
+        # Masks are then made where the weights' gradients need them.
+        call = differentiated_as(product, masked_product, keeps_values=True)
+        result: Array = call(self.matrices.graph, counted, *map(self.as_passed, rows))
         return result
 
     # --- Products ------------------------------------------------------------------------------
@@ -365,10 +383,7 @@ class Lowering:
 
     def _entries(self, row: Row, dtype: DTypeLike) -> Array:
         """Return ``(edges, numbers)`` for an op, which ignores padding itself."""
-        if isinstance(row.op, Input) and row.space is Space.EDGE:
-            x = jnp.asarray(self.inputs[row.op.index])
-        else:
-            x = self._at_edges(row)
+        x = self._at_edges(row) if row.is_shared else self.as_passed(row)
         return as_matrix(x.astype(accumulator_dtype(dtype)))
 
     def _at_edges(self, row: Row) -> Array:
@@ -567,6 +582,17 @@ def _score_shape(scores: Scores, heads: Labels, sizes: Sizes) -> Sequence[int]:
     return scores.row_key.shape[: len(heads)]
 
 
+# Rows that do not count have no cotangents, which are passed on as they are.
+_zero_uncounted = Linear(
+    name="zero_uncounted",
+    result=lambda counted, moving: list(moving),
+    function=lambda counted, moving: [
+        jnp.where(spread(counted, x), x, jnp.zeros((), x.dtype)) for x in moving
+    ],
+    transpose=lambda counted, moving, cts: cts,
+)
+
+
 # --- Arrays --------------------------------------------------------------------------------------
 
 
@@ -585,9 +611,15 @@ def _repeat_heads(x: Array, present: Labels, heads: Labels, sizes: Sizes) -> Arr
 
 
 def differentiated_as(
-    function: Callable[..., Any], derivative: Callable[..., Any]
+    function: Callable[..., Any], derivative: Callable[..., Any], *, keeps_values: bool = False
 ) -> Callable[..., Any]:
-    """Return a function of pytrees that is differentiated as another function of equal values."""
+    """Return a function of pytrees that is differentiated as another function of equal values.
+
+    Args:
+        function: The function.
+        derivative: The function that is differentiated.
+        keeps_values: Whether the function makes the values under differentiation, too.
+    """
 
     def call(*operands: Array) -> Any:
         leaves, tree = jax.tree.flatten(operands)
@@ -603,7 +635,9 @@ def differentiated_as(
                 leaves = replace_items(list(primals), active, some)
                 return derivative(*jax.tree.unflatten(tree, leaves))
 
-            return jax.jvp(partial, [primals[i] for i in active], [tangents[i] for i in active])
+            xs, directions = ([leaves[i] for i in active] for leaves in (primals, tangents))
+            y, tangent = jax.jvp(partial, xs, directions)
+            return values(*primals) if keeps_values else y, tangent
 
         values.defjvp(jvp, symbolic_zeros=True)
         return values(*leaves)
@@ -633,10 +667,13 @@ def _integers(dtype: DTypeLike) -> Any:
 
 _FINITE_AT_ZERO = {REACHED}.union(
     """
-    abs add and ceil clamp concatenate convert_element_type copy cos eq erf exp exp2 expm1
-    floor expand_dims ge gt iota le leaky_relu logistic lt max min mul ne neg not one_minus_square
-    or pad reduce_max reduce_min reduce_sum reshape rev round select_n sign sin slice split square
-    squeeze sub tanh transpose
+    abs add and asinh atan ceil clamp concatenate convert_element_type copy cos eq erf exp exp2
+    expand_dims expm1 floor ge gt iota le leaky_relu log1p logaddexp logistic lt max min mul ne neg
+    not one_minus_square or pad reduce_max reduce_min reduce_sum relu relu6 reshape rev round
+    select_n sign sin slice split square squeeze sub tanh transpose
     """.split()  # noqa: SIM905 (a list would take a line for each name)
 )
 """Functions that are finite at 0, with all derivatives."""
+
+_FINITE_AT_ONE = set("atan2 cbrt div integer_pow log pow reciprocal rsqrt sqrt".split())  # noqa: SIM905
+"""Functions that are finite at 1, with all derivatives."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -35,7 +34,6 @@ from jax_gnn._program.rows import (
     Constant,
     Contract,
     Index,
-    Input,
     Pull,
     Push,
     Row,
@@ -219,12 +217,7 @@ class EdgeRegion:
     def lower(self, lowering: Lowering) -> list[Array]:
         """Compute the array of each result."""
         matrices = lowering.matrices
-        arrays = []
-        for row in self.input_rows:
-            if isinstance(row.op, Input) and row.space is Space.EDGE:  # padding is not read
-                arrays.append(jnp.asarray(lowering.inputs[row.op.index]))
-            else:
-                arrays.append(lowering.array(row))
+        arrays = [lowering.as_passed(row) for row in self.input_rows]  # padding is not read
         if self.share_dtype:
             arrays.append(1 / jnp.maximum(matrices.degrees(self.share_dtype), 1))
         matrix = self.matrix(matrices)
