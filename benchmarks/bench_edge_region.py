@@ -39,14 +39,14 @@ from benchmarks.workloads import PlainGraph, Workload, molecules, plain_graphs, 
 PLAIN = "plain jax"
 MODELS = (
     *("gated_gcn", "cg_conv", "schnet", "painn", "edge_conv"),
-    *("pna", "egnn", "nn_conv", "gat", "deeper_gcn"),
+    *("pna", "egnn", "nn_conv", "gat", "deeper_gcn", "gatv2", "transformer"),
 )
 EDGE_RESULTS = {("gated_gcn", 1)}
 """Models, and which of their results have rows of edges; all others have rows of nodes."""
 
 DEFAULT_GRAPHS = "flickr", "ogbn-arxiv", "flickr-twin", "ogbn-arxiv-twin"
 
-WITH_KINKS = {"gated_gcn", "edge_conv", "pna", "nn_conv", "gat", "deeper_gcn"}
+WITH_KINKS = {"gated_gcn", "edge_conv", "pna", "nn_conv", "gat", "deeper_gcn", "gatv2"}
 """Models with ReLUs, leaky ReLUs or extremes."""
 
 KINK_TOLERANCE = {"float32": 0.1, "float16": 0.1, "bfloat16": 0.2}

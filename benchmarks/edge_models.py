@@ -163,8 +163,7 @@ def nn_conv(g: Any, x: Node, e: Edge, w1: Any, w2: Any, w: Any) -> Any:
 
 def gat(g: Any, x: Node, e: Edge, w: Any, w_e: Any, a_src: Any, a_dst: Any, a_e: Any) -> Any:
     """Attend to sources by scores of both ends and of the edge's features."""
-    z, ze = x @ w, e @ w_e
-    z, ze = z.reshape(*z.shape[:-1], HEADS, -1), ze.reshape(*ze.shape[:-1], HEADS, -1)
+    z, ze = _split_heads(x @ w), _split_heads(e @ w_e)
     score = g.src((z * a_src).sum(-1)) + g.dst((z * a_dst).sum(-1)) + (ze * a_e).sum(-1)
     y = g.sum(g.softmax(jax.nn.leaky_relu(score, 0.2))[..., None] * g.src(z))
     return y.reshape(*y.shape[:-2], -1)
@@ -176,9 +175,33 @@ def deeper_gcn(g: Any, x: Node, e: Edge, t: Any, w1: Any, w2: Any) -> Any:
     return jax.nn.relu((x + g.sum(g.softmax(t[0] * m) * m)) @ w1) @ w2
 
 
+def gatv2(g: Any, x: Node, w_src: Any, w_dst: Any, a: Any) -> Any:
+    """Attend to sources by scores that a function of both ends makes."""
+    z, t = (_split_heads(x @ w) for w in (w_src, w_dst))
+    score = (jax.nn.leaky_relu(g.src(z) + g.dst(t), 0.2) * a).sum(-1)
+    y = g.sum(g.softmax(score)[..., None] * g.src(z))
+    return y.reshape(*y.shape[:-2], -1)
+
+
+def transformer(
+    g: Any, x: Node, e: Edge, w_query: Any, w_key: Any, w_value: Any, w_e: Any, w: Any
+) -> Any:
+    """Attend by dot products to keys and values that know the edge's features."""
+    query, key, value = (_split_heads(x @ w) for w in (w_query, w_key, w_value))
+    ze = _split_heads(e @ w_e)
+    score = (g.dst(query) * (g.src(key) + ze)).sum(-1) * float(query.shape[-1] ** -0.5)
+    y = g.sum(g.softmax(score)[..., None] * (g.src(value) + ze))
+    return y.reshape(*y.shape[:-2], -1) + x @ w
+
+
+def _split_heads(x: Any) -> Any:
+    return x.reshape(*x.shape[:-1], HEADS, -1)
+
+
 _ALL: tuple[Callable[..., Any], ...] = (
     *(gated_gcn, cg_conv, schnet, painn, edge_conv),
     *(pna, egnn, nn_conv, gat, deeper_gcn),
+    *(gatv2, transformer),
 )
 MODELS = {model.__name__: model for model in _ALL}
 
@@ -214,6 +237,10 @@ def row_shapes(model: str, width: int, nn_width: int) -> dict[str, tuple[int, ..
         | {"w2": (32, k * k), "w": (k, k)},
         "gat": {"x": (d,), "e": (EDGE_FEATURES,), "w": square, "w_e": (EDGE_FEATURES, d)}
         | dict.fromkeys(("a_src", "a_dst", "a_e"), (HEADS, d // HEADS)),
+        "gatv2": {"x": (d,), "a": (HEADS, d // HEADS)} | dict.fromkeys(("w_src", "w_dst"), square),
+        "transformer": {"x": (d,), "e": (EDGE_FEATURES,)}
+        | dict.fromkeys(("w_query", "w_key", "w_value"), square)
+        | {"w_e": (EDGE_FEATURES, d), "w": square},
         "deeper_gcn": {"x": (d,), "e": (d,), "t": (1,), "w1": (d, 2 * d), "w2": (2 * d, d)},
     }
     return shapes[model]

@@ -33,9 +33,9 @@ from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.segment_matmul import api as products
 from jax_gnn._program import api, explain, passes
 from jax_gnn._program.api import Program
+from jax_gnn._program.backend import backend as region_backend
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
-from jax_gnn._program.region_rows import backend as region_backend
 from jax_gnn._program.regions import EdgeRegion
 
 TOLERANCE = 1e-10

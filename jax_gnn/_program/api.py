@@ -19,11 +19,11 @@ from jax_gnn._core.ids import is_traced
 from jax_gnn._core.op import align_varying, varying_axes
 from jax_gnn._core.public import public
 from jax_gnn._program import reference
+from jax_gnn._program.backend import backend
 from jax_gnn._program.explain import explain, kernels
 from jax_gnn._program.matrices import Matrices, Structure, parts_of
 from jax_gnn._program.passes import DISTRIBUTE, PASSES
 from jax_gnn._program.plan import Plan, make_plan, tune_plan
-from jax_gnn._program.region_rows import backend
 from jax_gnn._program.rows import Input, Row, topological_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space

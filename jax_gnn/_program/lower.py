@@ -30,11 +30,11 @@ from jax_gnn._ops.segment_matmul.primitive import segment_matmul
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import patterns, relational
-from jax_gnn._program.derivatives import differentiated_as
+from jax_gnn._program.derivatives import differentiated_as, zero_where_uncounted
 from jax_gnn._program.einsum import Labelled, arranged, einsum, multiply
 from jax_gnn._program.match import Matcher, needed_rows, rows_taken
 from jax_gnn._program.matrices import Matrices
-from jax_gnn._program.normal import is_view
+from jax_gnn._program.normal import is_view, summed_labels
 from jax_gnn._program.patterns import (
     HGT,
     RGAT,
@@ -53,7 +53,6 @@ from jax_gnn._program.reference import (
     is_empty,
     spread,
     without_padding,
-    zero_where_uncounted,
 )
 from jax_gnn._program.rows import (
     REACHED,
@@ -135,7 +134,7 @@ class Lowering:
             case Apply():
                 return self._apply(row)
             case Contract():
-                return self._contract(row) if row.op.read_by is None else self._moved_product(row)
+                return self._product(row)
             case Push():
                 return self._push(row)
 
@@ -145,6 +144,12 @@ class Lowering:
         if row.space is not Space.EDGE or is_empty(x) or is_key:
             return x
         return zero_where_uncounted(x, self.matrices.counted(Space.EDGE))
+
+    def as_passed(self, row: Row) -> Array:
+        """Return the array of a row; arguments with what their padding holds."""
+        if isinstance(row.op, Input) and row.space is Space.EDGE:
+            return jnp.asarray(self.inputs[row.op.index])
+        return self.array(row)
 
     def _apply(self, row: Row) -> Array:
         """Return one result of a function; all of its results are computed at once."""
@@ -166,36 +171,49 @@ class Lowering:
         """Return an operand of a function, with harmless values in rows that do not count.
 
         A function that is not finite there would spoil gradients of shared operands. Functions that
-        are finite at 0 get zeros (padding holds zeros anyway); others the first row that counts.
+        are finite at 0 get zeros (padding holds zeros anyway), those that are finite at 1 get ones,
+        which XLA fuses; others get the first row that counts, for which XLA computes x twice.
         """
         assert isinstance(row.op, Apply)
         x = self.array(operand)
-        is_finite = row.op.name in _FINITE_AT_ZERO
+        is_power = row.op.name == "integer_pow" and row.op.params["y"] > 0
+        is_finite = is_power or row.op.name in _FINITE_AT_ZERO
         if operand.is_shared or is_empty(x) or (is_finite and not _may_be_unread(row)):
             return x
         counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None or is_finite:
             return zero_where_uncounted(x, counted)
+        if row.op.name in _FINITE_AT_ONE:
+            return jnp.where(spread(counted, x), x, jnp.ones((), x.dtype))
         first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
-        return jnp.where(spread(counted, x), x, x[first][None])
+        # Rows that do not count have no gradient, which XLA would sum over all edges.
+        return jnp.where(spread(counted, x), x, jax.lax.stop_gradient(x[first])[None])
 
-    def _moved_product(self, row: Row) -> Array:
-        """Return a product that a pass moved; its derivatives ignore rows that no edge reads."""
+    def _product(self, row: Row) -> Array:
+        """Return a product; only its derivatives mask the rows that do not count.
+
+        These are padding of arguments, which a sum of products would store another time without
+        it, and rows that no edge reads of products that a pass moved.
+        """
         assert isinstance(row.op, Contract)
+        rows = list(dict.fromkeys(rows_taken(row, self.matcher)))
+        reads_padding = summed_labels(row) and any(
+            isinstance(x.op, Input) and x.space is row.space is Space.EDGE and x.size >= row.size
+            for x in rows
+        )
         counted = None
-        if _may_be_unread(row):
+        if reads_padding or _may_be_unread(row):
             counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None:
             return self._contract(row)
-        # The primal product reads rows as they are; only its derivatives see masked rows. The rows
-        # are arguments, since JAX differentiates with respect to arguments alone.
+        # The rows are arguments, since JAX differentiates with respect to arguments alone.
         matcher, sides = self.matcher, self.sides  # not self: JAX keeps what functions close over
-        rows = list(dict.fromkeys(rows_taken(row, matcher)))
 
         def product(graph: Any, counted: Array, *arrays: Array) -> Array:
             lowering = Lowering(Matrices(graph), matcher, sides, ())
             lowering._arrays.update(zip(rows, arrays, strict=True))
-            return lowering._contract(row)
+            y = lowering._contract(row)
+            return zero_where_uncounted(y, counted) if reads_padding else y
 
         def masked_product(graph: Any, counted: Array, *arrays: Array) -> Array:
             masked = (
@@ -204,8 +222,9 @@ class Lowering:
             )
             return product(graph, counted, *masked)
 
-        call = differentiated_as(product, masked_product)
-        result: Array = call(self.matrices.graph, counted, *map(self.array, rows))
+        # Masks are then made where the weights' gradients need them.
+        call = differentiated_as(product, masked_product, keeps_values=True)
+        result: Array = call(self.matrices.graph, counted, *map(self.as_passed, rows))
         return result
 
     # --- Products ------------------------------------------------------------------------------
@@ -371,10 +390,7 @@ class Lowering:
 
     def _entries(self, row: Row, dtype: DTypeLike) -> Array:
         """Return ``(edges, numbers)`` for an op, which ignores padding itself."""
-        if isinstance(row.op, Input) and row.space is Space.EDGE:
-            x = jnp.asarray(self.inputs[row.op.index])
-        else:
-            x = self._at_edges(row)
+        x = self._at_edges(row) if row.is_shared else self.as_passed(row)
         return as_matrix(x.astype(accumulator_dtype(dtype)))
 
     def _at_edges(self, row: Row) -> Array:
@@ -442,6 +458,10 @@ class Lowering:
         if source.dtype not in FLOATS or source.is_shared:
             return self._sum_by_xla(self._at_edges(value.row), row, reduce)
         matrix = self.matrices.edges(way, dest)
+        if weight is None and scores is None:
+            y = segment_reduce(self.array(source), None, matrix, reduce=reduce, heads=1)
+            summed = Labelled(y.astype(row.dtype), value.labels, True)
+            return self._multiply_after(summed, out, after, row)
         sizes = dict(zip(value.labels, value.row.shape, strict=True))
         # Kernels expect rows `(heads, features)` as one axis. A value without some of the heads is
         # repeated for them, since weights or scores differ between heads.
@@ -608,10 +628,13 @@ def _integers(dtype: DTypeLike) -> Any:
 
 _FINITE_AT_ZERO = {REACHED}.union(
     """
-    abs add and ceil clamp concatenate convert_element_type copy cos eq erf exp exp2 expm1
-    floor ge gt iota le leaky_relu logistic lt max min mul ne neg not one_minus_square or pad
-    reduce_max reduce_min reduce_sum reshape rev round select_n sign sin slice square squeeze
-    sub tanh transpose
+    abs add and asinh atan ceil clamp concatenate convert_element_type copy cos eq erf exp exp2
+    expand_dims expm1 floor ge gt iota le leaky_relu log1p logaddexp logistic lt max min mul ne neg
+    not one_minus_square or pad reduce_max reduce_min reduce_sum relu relu6 reshape rev round
+    select_n sign sin slice split square squeeze sub tanh transpose
     """.split()  # noqa: SIM905 (a list would take a line for each name)
 )
 """Functions that are finite at 0, with all derivatives."""
+
+_FINITE_AT_ONE = set("atan2 cbrt div integer_pow log pow reciprocal rsqrt sqrt".split())  # noqa: SIM905
+"""Functions that are finite at 1, with all derivatives."""

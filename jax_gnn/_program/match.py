@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jax_gnn._program import relational
+from jax_gnn._program.backend import backend
 from jax_gnn._program.normal import absorb, may_reorder
 from jax_gnn._program.patterns import (
     HGT,
@@ -39,6 +40,7 @@ from jax_gnn._program.patterns import (
 from jax_gnn._program.rows import (
     Apply,
     Contract,
+    Input,
     Labels,
     Pull,
     Push,
@@ -146,7 +148,7 @@ class Matcher:
         is_product = isinstance(operand.op, Contract) and self.is_internal(operand)
         if reduce not in ("max", "min") and is_product:
             pattern = self._weighted(row, self.flat(operand), reduce)
-            if pattern is not None:
+            if pattern is not None and not (backend() == "cpu" and _is_weighted_at_edges(pattern)):
                 return pattern
         labels = tuple(range(len(operand.shape)))
         return Sum(Factor(operand, labels), None, None, (), labels, (), reduce, row.space)
@@ -330,6 +332,18 @@ class Matcher:
         if terms is None or not summed:
             return None
         return LeakyScores(terms[0], terms[1], with_labels(vector, leaky.labels, {}), slope)
+
+
+def _is_weighted_at_edges(pattern: Pattern) -> bool:
+    """Whether XLA weighs values where it makes them, or reads them, faster than a CPU's kernel.
+
+    These are values of edges that a function makes, and values of which each feature has a weight.
+    """
+    if not isinstance(pattern, Sum) or (pattern.weight is None and pattern.scores is None):
+        return False
+    value, labels = pattern.value, set(pattern.value.labels)
+    is_made = not is_read(value, pattern.dest) and not isinstance(value.row.op, Input)
+    return bool(labels) and (is_made or labels <= set(pattern.heads))
 
 
 def _read_at_destination(row: Row) -> Row | None:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
+from jax_gnn._program.backend import backend
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.derivatives import differentiated_as
 from jax_gnn._program.lower import Lowering
@@ -20,7 +21,6 @@ from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
 from jax_gnn._program.passes import FOR_REGIONS, run
 from jax_gnn._program.passes.inline_pairs import is_inlinable
-from jax_gnn._program.region_rows import backend
 from jax_gnn._program.regions import Candidates, EdgeRegion, choose_regions
 from jax_gnn._program.rows import Input, Row, Softmax, count_uses, topological_order
 from jax_gnn._program.sides import Sides

@@ -139,11 +139,6 @@ def without_padding(row: Row, value: Array, matrices: Matrices) -> Array:
     return jnp.where(spread(valid, value), value, jnp.zeros((), value.dtype))
 
 
-def zero_where_uncounted(x: Array, counted: Array | None) -> Array:
-    """Zero rows that do not count: their content is arbitrary."""
-    return x if counted is None else jnp.where(spread(counted, x), x, jnp.zeros((), x.dtype))
-
-
 def spread(mask: Array, x: Array) -> Array:
     """Return a value per row with axes of size 1, to broadcast against rows."""
     return mask.reshape(-1, *[1] * (x.ndim - 1))

@@ -6,14 +6,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jax_gnn._core.arrays import FLOATS
-from jax_gnn._core.ffi import chosen_implementation
-from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
+from jax_gnn._program.backend import backend
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.normal import summed_labels
 from jax_gnn._program.patterns import Einsum, Factor, TypedDots, factors_of, width
@@ -26,17 +24,6 @@ _MAX_UNROLLED_WEIGHTS = 64
 _MAX_TENSOR_CORE_WEIGHTS = 1 << 15
 
 _LOOPS = frozenset({"cond", "scan", "while"})
-
-
-def backend() -> str:
-    """Return what computes regions: ``"cuda"``, ``"xla"`` without linear maps, ``"cpu"`` nothing.
-
-    On a CPU no regions are formed. ``implementation="xla"`` forms them in plain XLA everywhere.
-    """
-    default = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
-    chosen: str = chosen_implementation.value or default
-    has_maps = chosen != "cuda" or cuda_compile.supports_linear_maps()
-    return chosen if has_maps else "xla"
 
 
 def fits_region(row: Row, matcher: Matcher, linear_maps: bool) -> bool:

@@ -23,17 +23,17 @@ from jax_gnn._ops.edge_region.cuda import flops_of_walks
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, abstract_row
+from jax_gnn._program.backend import backend
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.matrices import Matrices
 from jax_gnn._program.patterns import Sum, is_read
-from jax_gnn._program.region_rows import backend, fits_region, is_number, linear_maps_of
+from jax_gnn._program.region_rows import fits_region, is_number, linear_maps_of
 from jax_gnn._program.rows import (
     Apply,
     Constant,
     Contract,
     Index,
-    Input,
     Pull,
     Push,
     Row,
@@ -219,12 +219,7 @@ class EdgeRegion:
     def lower(self, lowering: Lowering) -> list[Array]:
         """Compute the array of each result."""
         matrices = lowering.matrices
-        arrays = []
-        for row in self.input_rows:
-            if isinstance(row.op, Input) and row.space is Space.EDGE:  # padding is not read
-                arrays.append(jnp.asarray(lowering.inputs[row.op.index]))
-            else:
-                arrays.append(lowering.array(row))
+        arrays = [lowering.as_passed(row) for row in self.input_rows]  # padding is not read
         if self.share_dtype:
             arrays.append(1 / jnp.maximum(matrices.degrees(self.share_dtype), 1))
         matrix = self.matrix(matrices)

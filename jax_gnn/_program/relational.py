@@ -37,7 +37,7 @@ from jax_gnn._ops.relational_attention.schedule import (
     scores_by_edge_pay,
 )
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
-from jax_gnn._program.derivatives import differentiated_as
+from jax_gnn._program.derivatives import differentiated_as, zero_where_uncounted
 from jax_gnn._program.normal import absorb, may_reorder
 from jax_gnn._program.patterns import (
     HGT,
@@ -54,7 +54,6 @@ from jax_gnn._program.patterns import (
     leaky_of,
     with_labels,
 )
-from jax_gnn._program.reference import zero_where_uncounted
 from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, sizes_of
 from jax_gnn._program.spaces import Parts, Space
 from jax_gnn.relational import RelationalGraph

@@ -603,9 +603,12 @@ def _name(eqn: jex.JaxprEqn) -> str:
     if name != "custom_jvp_call":
         return name
     debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info
-    return f"custom_jvp {getattr(debug_info, 'func_name', 'function')}"
+    function: str = getattr(debug_info, "func_name", "function")
+    is_of_jax = (getattr(debug_info, "func_filename", None) or "").startswith(_JAX_FOLDER)
+    return function if is_of_jax else f"custom_jvp {function}"
 
 
+_JAX_FOLDER = os.path.join(os.path.dirname(jax.__file__), "")
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")  # inlined only if they contain a g.…
 _INNER_JAXPRS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
