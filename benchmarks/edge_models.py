@@ -238,9 +238,8 @@ def row_shapes(model: str, width: int, nn_width: int) -> dict[str, tuple[int, ..
         "gat": {"x": (d,), "e": (EDGE_FEATURES,), "w": square, "w_e": (EDGE_FEATURES, d)}
         | dict.fromkeys(("a_src", "a_dst", "a_e"), (HEADS, d // HEADS)),
         "gatv2": {"x": (d,), "a": (HEADS, d // HEADS)} | dict.fromkeys(("w_src", "w_dst"), square),
-        "transformer": {"x": (d,), "e": (EDGE_FEATURES,)}
-        | dict.fromkeys(("w_query", "w_key", "w_value"), square)
-        | {"w_e": (EDGE_FEATURES, d), "w": square},
+        "transformer": {"x": (d,), "e": (EDGE_FEATURES,), "w_e": (EDGE_FEATURES, d)}
+        | dict.fromkeys(("w_query", "w_key", "w_value", "w"), square),
         "deeper_gcn": {"x": (d,), "e": (d,), "t": (1,), "w1": (d, 2 * d), "w2": (2 * d, d)},
     }
     return shapes[model]
