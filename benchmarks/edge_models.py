@@ -242,4 +242,4 @@ def row_shapes(model: str, width: int, nn_width: int) -> dict[str, tuple[int, ..
         | dict.fromkeys(("w_query", "w_key", "w_value", "w"), square),
         "deeper_gcn": {"x": (d,), "e": (d,), "t": (1,), "w1": (d, 2 * d), "w2": (2 * d, d)},
     }
-    return shapes[model]
+    return {name: shapes[model][name] for name in array_names(model)}

@@ -214,5 +214,6 @@ def test_runs_across_blocks(rng):
     edges = Edges(matrix, np.asarray(matrix.by_row.rows), np.asarray(matrix.by_row.cols), 300)
     inputs = edges.arrays(rng, model, "float32")
     kernels, plain = functions(model, edges)
-    (got,), (want,) = kernels(*inputs), plain(*inputs)
+    with jax.default_matmul_precision("highest"):
+        (got,), (want,) = kernels(*inputs), plain(*inputs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)

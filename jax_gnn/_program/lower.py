@@ -346,9 +346,12 @@ class Lowering:
 
     def _node_dots(self, row: Row, pattern: patterns.NodeDots) -> Array:
         """Compute dots of nodes with vectors of all relations, and look up those of pairs."""
+        assert isinstance(row.op, Contract)
         counted, x, vector = self.matrices.counted, pattern.x, pattern.vector.row
         masks = counted(Space.NODE, [x.way]), counted(Space.RELATION, ["relation"])
-        table = relational.node_dots(self.array(x.base), self.array(vector), pattern, *masks)
+        table = relational.node_dots(
+            self.array(x.base), self.array(vector), pattern, row.op.precision, *masks
+        )
         return gather(table, self.matrices.pairs(row.space).table).astype(row.dtype)
 
     def _edge_dots(self, pattern: patterns.EdgeDots, sizes: Sizes) -> Array:

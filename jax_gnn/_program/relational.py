@@ -389,11 +389,12 @@ def rgat(
     return y
 
 
-def node_dots(nodes: Array, vectors: Array, pattern: NodeDots, *masks: Array | None) -> Array:
+def node_dots(
+    nodes: Array, vectors: Array, pattern: NodeDots, precision: Any, *masks: Array | None
+) -> Array:
     """Return dots of all nodes with the vectors of all relations, ``(nodes · relations, *heads)``.
 
-    Dots are as exact as the accumulator type, as those of `sddmm`. Gradients ignore the rows of
-    nodes and relations that edges do not read, by a mask of each.
+    Gradients ignore the rows of nodes and relations that edges do not read, by a mask of each.
     """
     acc = accumulator_dtype(nodes.dtype)
     rows = [1 + max((*pattern.x.labels, *pattern.vector.labels)) + i for i in range(2)]
@@ -401,7 +402,7 @@ def node_dots(nodes: Array, vectors: Array, pattern: NodeDots, *masks: Array | N
     def dots(nodes: Array, vectors: Array, *_: object) -> Array:
         x, vector = [rows[0], *pattern.x.labels], [rows[1], *pattern.vector.labels]
         out, options = [*rows, *pattern.heads], {"preferred_element_type": acc}
-        table = jnp.einsum(nodes, x, vectors, vector, out, precision="highest", **options)
+        table = jnp.einsum(nodes, x, vectors, vector, out, precision=precision, **options)
         return table.reshape(-1, *table.shape[2:])
 
     def masked_dots(nodes: Array, vectors: Array, *masks: Array) -> Array:
