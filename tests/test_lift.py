@@ -337,6 +337,16 @@ def test_functions_without_edges_run_as_they_are():
         lift(lambda x, ids: x[ids])(x, ids)
 
 
+def test_arrays_that_a_function_closes_over_may_change():
+    floats, ids = draw(np.float32)
+    weights = [jnp.ones(WIDTH)]
+    lifted = lift(lambda x, s, r: sum_by(weights[0] * x[s] * x[r], r, NODES))
+    first = lifted(floats["x"], ids["s"], ids["r"])
+    weights[0] = 2 * weights[0]
+    second = lifted(floats["x"], ids["s"], ids["r"])
+    np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+
+
 class Model:
     weight = 2.0
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.public import public
 from jax_gnn._program.lift_run import Context, Plan
+from jax_gnn._program.regions import backend
 from jax_gnn.graph import Graph
 
 _MAX_PLANS = 64
@@ -129,7 +131,7 @@ class Lifted:
             return _Traced(None, None, (), "it takes no arrays")
         try:
             closed = jax.make_jaxpr(flat)(*call.arrays)
-        except jax.errors.ConcretizationTypeError:
+        except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError):
             return _Traced(None, None, (), "Python looks at what its arrays hold")
         except TypeError as error:  # results that are no arrays, or the function's own error
             return _Traced(None, None, (), f"it cannot be traced: {error}")
@@ -140,8 +142,8 @@ class Lifted:
             reason = "; ".join(plan.explanations()) or "it neither gathers nor scatters rows"
             is_lifted = plan.is_lifted
             traced = _Traced(plan if is_lifted else None, trees[0], closed.out_avals, reason)
-        # Arrays that a function closes over may be tracers, or others next time.
-        if call.key is not None and not any(map(is_traced, closed.consts)):
+        # Arrays that a function closes over may be others next time.
+        if call.key is not None and not any(isinstance(x, jax.Array) for x in closed.consts):
             self._traces[call.key] = traced
             if len(self._traces) > _MAX_PLANS:
                 self._traces.popitem(last=False)
@@ -154,7 +156,8 @@ def _flatten(args: Any, kwargs: Any) -> _Call:
     key: Any = (
         tree,
         places,
-        jax.default_backend(),
+        backend(),
+        jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined,unused-ignore]
         *(
             jax.typeof(x) if i in set(places) else (type(x), x, repr(x))
             for i, x in enumerate(leaves)
@@ -168,7 +171,7 @@ def _flatten(args: Any, kwargs: Any) -> _Call:
 
 
 def _is_known_integer(x: Any) -> bool:
-    return not is_traced(x) and np.issubdtype(x.dtype, np.integer)
+    return not is_traced(x) and jnp.issubdtype(x.dtype, np.integer)
 
 
 def _as_type(x: Any, like: Any) -> Any:
