@@ -320,6 +320,26 @@ def test_transformations():
     assert_equal(exported.call(w[0]), of(schnet, w[0]), 2e-5)
 
 
+def test_maps_over_graphs_and_over_devices():
+    floats, ids = jax.tree.map(jnp.asarray, draw(np.float32))
+    x = jnp.stack([floats["x"], floats["x"] / 2])
+    s = jnp.stack([ids["s"], ids["s"][::-1]])
+
+    def nodes_of(function):
+        return lambda x, s: called(function, {**floats, "x": x}, {**ids, "s": s})[0]
+
+    expected = jax.vmap(nodes_of(egnn))(x, s)
+    assert_equal(jax.vmap(nodes_of(lift(egnn)))(x, s), expected, 2e-5)
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("batch")
+
+    def on_devices(x, s):
+        return nodes_of(lift(egnn))(x[0], s[0])[None]
+
+    split = jax.jit(jax.shard_map(on_devices, mesh=mesh, in_specs=spec, out_specs=spec))
+    np.testing.assert_allclose(split(x, s), expected, rtol=2e-5, atol=2e-5)
+
+
 def test_explanations_name_programs_and_lines_of_what_is_left():
     floats, ids = draw(np.float32)
     text = lift(mixed_types).explain(**floats, **ids)

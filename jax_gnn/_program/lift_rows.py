@@ -42,7 +42,7 @@ _ELEMENTWISE = frozenset(
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
     clz complex conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
     exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt
-    max min mul name ne neg nextafter not or population_count pow pvary real reduce_precision rem
+    max min mul name ne neg nextafter not or population_count pow real reduce_precision rem
     round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
     square stop_gradient sub tan tanh xor
     """.split()  # noqa: SIM905 (a list would take a line for each name)
@@ -92,6 +92,8 @@ def row_equation(eqn: Equation, axes: Axes, size: int, in_rule: bool = False) ->
         return None
     axis = present.pop()
     is_shared = [x is None for x in axes]
+    if name in ("pvary", "pcast"):  # programs align the mesh axes of their rows themselves
+        return RowEquation((axis,) * len(axes), lambda *rows: rows, True)
     if name in _ELEMENTWISE:
         return _elementwise(eqn, axes, axis)
     if name == "pad" and not is_shared[0] and is_shared[1]:
