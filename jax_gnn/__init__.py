@@ -32,6 +32,7 @@ from jax_gnn._ops.segment_reduce.api import (
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
 from jax_gnn._program.api import Program, program
+from jax_gnn._program.lift import Lifted, lift
 from jax_gnn._program.trace import Edge, Node, NodeType, Relation
 from jax_gnn._saving import load, save
 from jax_gnn._version import __version__
@@ -55,6 +56,7 @@ __all__ = [
     "HeteroGraph",
     "Hypergraph",
     "HypergraphNorm",
+    "Lifted",
     "Node",
     "NodeType",
     "Program",
@@ -78,6 +80,7 @@ __all__ = [
     "implementation",
     "incidence_softmax",
     "index_segment_reduce",
+    "lift",
     "load",
     "node_to_hyperedge",
     "pack",

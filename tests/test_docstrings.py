@@ -31,6 +31,7 @@ WITHOUT = {
     "Derived",
     "Edge",
     "HypergraphNorm",
+    "Lifted",
     "LinearOptions",
     "Node",
     "NodeType",

@@ -39,7 +39,7 @@ values = {name: (pickle.loads(a), cloudpickle.loads(b)) for name, (a, b) in data
 data = {name: (pickle.dumps(a), cloudpickle.dumps(b)) for name, (a, b) in values.items()}
 sys.stdout.buffer.write(pickle.dumps(data))
 """
-WITHOUT_OBJECTS = {"Program"}  # see test_program.py
+WITHOUT_OBJECTS = {"Lifted", "Program"}  # see test_lift.py, test_program.py
 
 
 def modules() -> Iterator[Any]:

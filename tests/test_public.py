@@ -26,7 +26,7 @@ from jax_gnn._core.public import one_call
 FUNCTIONS = sorted(
     name
     for name in jax_gnn.__all__
-    if inspect.isfunction(getattr(jax_gnn, name)) and name != "program"
+    if inspect.isfunction(getattr(jax_gnn, name)) and name not in ("program", "lift")
 )
 MOVED = {"jax_gnn.training"}  # says where it is now
 ROOT = Path(__file__).parents[1]

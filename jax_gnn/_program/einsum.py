@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import string
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class Labelled(NamedTuple):
 
 
 def einsum(row: Row, operands: Sequence[tuple[Array, bool]]) -> Array:
-    """Compute an einsum, one factor after the other.
+    """Compute an einsum, two factors after another.
 
     Args:
         row: The einsum.
@@ -43,9 +44,26 @@ def einsum(row: Row, operands: Sequence[tuple[Array, bool]]) -> Array:
         for (x, has_rows), labels in zip(operands, row.op.terms, strict=True)
     ]
     while len(factors) > 2:
-        a, b, *later = factors
-        needed = {label for factor in later for label in factor.labels} | set(out)
-        labels = tuple(dict.fromkeys(label for label in (*a.labels, *b.labels) if label in needed))
+        sizes = {
+            label: size
+            for x in factors
+            for label, size in zip(x.labels, x.array.shape[int(x.has_rows) :], strict=True)
+        }
+        options = []
+        for a, b in itertools.combinations(factors, 2):
+            later = [factor for factor in factors if factor is not a and factor is not b]
+            needed = {label for factor in later for label in factor.labels} | set(out)
+            every = dict.fromkeys((*a.labels, *b.labels))
+            labels = tuple(label for label in every if label in needed)
+            options.append((a, b, later, labels))
+        # The pair with the smallest product goes first: others would multiply rows into matrices.
+        a, b, later, labels = min(
+            options,
+            key=lambda option: (
+                option[0].has_rows or option[1].has_rows,
+                math.prod(sizes[label] for label in option[3]),
+            ),
+        )
         product = multiply(a, b, labels, precision)
         factors = [Labelled(product, labels, a.has_rows or b.has_rows), *later]
     present = {label for factor in factors for label in factor.labels}

@@ -264,13 +264,13 @@ class Line(NamedTuple):
         return f"{place}, `{code}`" if code else place
 
 
-def _line_of(eqn: jex.JaxprEqn, code: CodeType) -> str:
+def line_of(eqn: jex.JaxprEqn, code: CodeType | None = None) -> str:
     """Return the innermost user's line of an equation, of the program's file if possible."""
     traceback = eqn.source_info.traceback
     frames: Iterable[Any] = () if traceback is None else traceback.frames
     lines = [Line(frame.file_name, frame.line_num) for frame in frames]
     lines = [line for line in lines if not _is_library(line.file)]
-    in_program = [line for line in lines if line.file == code.co_filename]
+    in_program = [line for line in lines if code and line.file == code.co_filename]
     return str((in_program or lines)[0]) if lines else ""
 
 
@@ -364,7 +364,7 @@ def trace(
         raise kind(f"program {name}, {_line_of_error(error)}: {error}") from error
     code = unwrap(function).__code__
     if closed.effects:
-        lines = [_line_of(eqn, code) for eqn in closed.jaxpr.eqns if eqn.effects]
+        lines = [line_of(eqn, code) for eqn in closed.jaxpr.eqns if eqn.effects]
         raise TypeError(
             f"program {name}, {', '.join(lines)}: a program has no side effects, got "
             f"{', '.join(map(str, closed.effects))}"
@@ -458,7 +458,7 @@ class _Walk:
         self, eqn: jex.JaxprEqn, operands: Sequence[Row], jaxpr: jex.Jaxpr
     ) -> Sequence[Row]:
         """Return the results of an equation."""
-        line = _line_of(eqn, self.code)
+        line = line_of(eqn, self.code)
         if eqn.primitive is _pull:
             return [self._pull(operands[0], eqn.params["way"], line)]
         if eqn.primitive is _edge_key:
@@ -544,7 +544,7 @@ class _Walk:
                 f"spaces, {' and '.join(map(_described, _varying(operands)))}: read {reads}"
             )
         space = spaces.pop() if spaces else Space.SHARED
-        function, key = _function_of(eqn, jaxpr)
+        function, key = function_of(eqn, jaxpr)
         name = _name(eqn)
         avals: list[Any] = [var.aval for var in eqn.outvars]
         rows = [
@@ -618,17 +618,22 @@ def _inlined(eqn: jex.JaxprEqn) -> Any:
     """Return the jaxpr of a call that is inlined; None for other equations."""
     name = eqn.primitive.name
     if name in _CALLS and not (name in _WITH_RULES and not _has_edge_primitive(eqn)):
-        return next(eqn.params[key] for key in _INNER_JAXPRS if key in eqn.params)
+        return inner_jaxpr(eqn)
     if name in ("remat", "remat2", "checkpoint") and _has_edge_primitive(eqn):
         return eqn.params["jaxpr"]
     return None
+
+
+def inner_jaxpr(eqn: jex.JaxprEqn) -> Any:
+    """Return the jaxpr of a call."""
+    return next(eqn.params[key] for key in _INNER_JAXPRS if key in eqn.params)
 
 
 def _has_edge_primitive(eqn: jex.JaxprEqn) -> bool:
     """Whether the jaxprs of an equation contain a ``g.…``."""
     return any(
         inner.primitive in _EDGE_PRIMITIVES or _has_edge_primitive(inner)
-        for jaxpr in _jaxprs(eqn.params.values())
+        for jaxpr in inner_jaxprs(eqn.params.values())
         for inner in jaxpr.eqns
     )
 
@@ -643,21 +648,22 @@ _DRAWS = frozenset(("random_bits", "random_gamma", "rng_bit_generator", "threefr
 def _draws(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation draws random numbers, perhaps in an inner jaxpr."""
     return eqn.primitive.name in _DRAWS or any(
-        _draws(inner) for jaxpr in _jaxprs(eqn.params.values()) for inner in jaxpr.eqns
+        _draws(inner) for jaxpr in inner_jaxprs(eqn.params.values()) for inner in jaxpr.eqns
     )
 
 
-def _jaxprs(values: Iterable[object]) -> Iterator[jex.Jaxpr]:
+def inner_jaxprs(values: Iterable[object]) -> Iterator[jex.Jaxpr]:
+    """Yield the jaxprs among an equation's parameters."""
     for value in values:
         if isinstance(value, jex.ClosedJaxpr):
             yield value.jaxpr
         elif isinstance(value, jex.Jaxpr):
             yield value
         elif isinstance(value, tuple | list):
-            yield from _jaxprs(value)
+            yield from inner_jaxprs(value)
 
 
-def _function_of(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr) -> tuple[RowFunction, Hashable]:
+def function_of(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr) -> tuple[RowFunction, Hashable]:
     """Return an equation as a function of its operands, and a key that equal ones share."""
     variables: list[Any] = [jex.Var(atom.aval) for atom in eqn.invars]
     untyped: Any = jaxpr
@@ -668,13 +674,14 @@ def _function_of(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr) -> tuple[RowFunction, Hash
         eqns=[eqn.replace(invars=variables)],
     )
     function = jex.jaxpr_as_fun(jex.ClosedJaxpr(single, []))
-    key = (eqn.primitive.name, tuple((name, _key(v)) for name, v in sorted(eqn.params.items())))
-    return function, key
+    params = tuple((name, parameter_key(v)) for name, v in sorted(eqn.params.items()))
+    return function, (eqn.primitive.name, params)
 
 
-def _key(value: object) -> Hashable:
+def parameter_key(value: object) -> Hashable:
+    """Return a key that equal parameters share."""
     if isinstance(value, tuple | list):
-        return tuple(map(_key, value))
+        return tuple(map(parameter_key, value))
     try:
         hash(value)
     except TypeError:

@@ -1,0 +1,287 @@
+"""The uses of ids in a jaxpr: gathers of rows by an array of ids, and scatters of rows by one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from jax_gnn._core.arrays import FLOATS
+from jax_gnn._program.lift_rows import CALLS, REMATS, Equation, is_var, needed_equations
+from jax_gnn._program.trace import inner_jaxpr, inner_jaxprs, parameter_key
+
+_REDUCTIONS = {
+    "scatter-add": "sum",
+    "scatter_add": "sum",
+    "scatter-max": "max",
+    "scatter_max": "max",
+    "scatter-min": "min",
+    "scatter_min": "min",
+}
+CLIPS = "clip", "promise"
+_COPIES = frozenset(("broadcast_in_dim", "convert_element_type", "reshape"))
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """One end of the edges of a space: an array of ids.
+
+    Attributes:
+        root: The variable of the ids, ``(edges,)``.
+        num_nodes: Number of rows that they index.
+    """
+
+    root: Any
+    num_nodes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A gather of rows by ids, or a scatter of rows by them.
+
+    Attributes:
+        eqn: The equation.
+        reduce: ``"sum"``, ``"max"`` or ``"min"``; "" for a gather.
+        key: Key that uses of one end share.
+        end: The ids.
+        wraps: Whether negative ids count from the end.
+        mode: "clip", "fill" or "drop", which says what becomes of ids out of range; "promise" clips
+            them, and has no gradient there.
+    """
+
+    eqn: Equation
+    reduce: str
+    key: tuple[Any, ...]
+    end: End
+    wraps: bool
+    mode: str
+
+    @property
+    def num_edges(self) -> int:
+        """Number of ids."""
+        return int(self.eqn.invars[1].aval.shape[0])
+
+    @property
+    def numbers(self) -> int:
+        """Number of elements that are gathered or scattered."""
+        moved = self.eqn.invars[2] if self.reduce else self.eqn.outvars[0]
+        return math.prod(moved.aval.shape)
+
+
+class Flat(NamedTuple):
+    """A jaxpr with its calls inlined, each variable assigned once."""
+
+    invars: list[Any]
+    consts: dict[Any, Any]
+    eqns: list[Equation]
+    outvars: list[Any]
+    template: jex.Jaxpr
+
+
+def has_indexing(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a jaxpr gathers or scatters, perhaps inside of a call or loop."""
+    return any(
+        eqn.primitive.name == "gather"
+        or eqn.primitive.name in _REDUCTIONS
+        or any(map(has_indexing, inner_jaxprs(eqn.params.values())))
+        for eqn in jaxpr.eqns
+    )
+
+
+def flatten(closed: jex.ClosedJaxpr) -> Flat:
+    """Inline the calls of a jaxpr.
+
+    Calls with shardings or donated arguments stay, and ``jax.checkpoint`` without indices.
+    """
+    eqns: list[Equation] = []
+    consts: dict[Any, Any] = {}
+
+    def walk(jaxpr: jex.Jaxpr, values: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        for var, value in zip(jaxpr.constvars, values, strict=True):
+            env[var] = jex.Var(var.aval)
+            consts[env[var]] = value
+        for eqn in jaxpr.eqns:
+            inputs = [env[v] if is_var(v) else v for v in eqn.invars]
+            if _is_inlined(eqn):
+                inner = inner_jaxpr(eqn)
+                body = inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner
+                outs = walk(body, getattr(inner, "consts", ()), inputs)
+            else:
+                outs = [jex.Var(v.aval) for v in eqn.outvars]
+                eqns.append(eqn.replace(invars=inputs, outvars=outs))
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [env[v] if is_var(v) else v for v in jaxpr.outvars]
+
+    jaxpr = closed.jaxpr
+    outvars = walk(jaxpr, closed.consts, jaxpr.invars)
+    return Flat(list(jaxpr.invars), consts, needed_equations(eqns, outvars), outvars, jaxpr)
+
+
+def _is_inlined(eqn: Equation) -> bool:
+    name, params = eqn.primitive.name, eqn.params
+    if name in REMATS:
+        return has_indexing(params["jaxpr"])
+    if name not in CALLS:
+        return False
+    shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    is_plain = all(type(x).__name__ == "UnspecifiedValue" for x in shardings)
+    return is_plain and not any(params.get("donated_invars", ()))
+
+
+class Indexing:
+    """The uses of ids in a jaxpr.
+
+    Attributes:
+        flat: The jaxpr.
+        left: Gathers and scatters that stay, with the reason, by the id of their equation.
+        producers: The equation that makes each variable.
+        readers: The equations that read each variable; None among them for a result.
+        uses: The gathers and scatters of rows, by the id of their equation.
+    """
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self.left: dict[int, tuple[Equation, str]] = {}
+        self.producers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
+        self.readers: dict[Any, list[Equation | None]] = defaultdict(list)
+        for eqn in flat.eqns:
+            for var in filter(is_var, eqn.invars):
+                self.readers[var].append(eqn)
+        for var in filter(is_var, flat.outvars):
+            self.readers[var].append(None)
+        self._numbers = self._value_numbers()
+        self.uses = self._find_uses()
+
+    def _value_numbers(self) -> dict[Any, Any]:
+        """Number integers, so that equal functions of equal arrays have one number."""
+        numbers: dict[Any, Any] = {}
+        seen: dict[Any, Any] = {}
+        for eqn in self.flat.eqns:
+            avals = [v.aval for v in eqn.outvars]
+            if any(getattr(aval, "dtype", np.dtype(float)).kind not in "iub" for aval in avals):
+                continue
+            key = (
+                eqn.primitive.name,
+                parameter_key(sorted(eqn.params.items())),
+                tuple(numbers.get(v, v) if is_var(v) else _literal_key(v) for v in eqn.invars),
+            )
+            for i, var in enumerate(eqn.outvars):
+                numbers[var] = seen.setdefault((key, i), var)
+        return numbers
+
+    def number(self, atom: Any) -> Any:
+        """Return what equal arrays of integers share."""
+        return self._numbers.get(atom, atom) if is_var(atom) else _literal_key(atom)
+
+    def _root(self, var: Any, num_nodes: int) -> tuple[Any, bool]:
+        """Return the ids behind an array of indices, and whether negative ones were wrapped."""
+        wraps = False
+        while is_var(var) and (eqn := self.producers.get(var)) is not None:
+            name, operand = eqn.primitive.name, eqn.invars[0]
+            if not is_var(operand):
+                break
+            if name in ("broadcast_in_dim", "reshape", "squeeze"):
+                if math.prod(operand.aval.shape) != math.prod(var.aval.shape):
+                    break
+            elif name == "convert_element_type":
+                # Ids that do not fit into 32 bits are out of range of arrays indexed by 32 bits.
+                if operand.aval.dtype.kind not in "iu" or var.aval.dtype.itemsize < 4:
+                    break
+            elif name == "select_n" and not wraps and (ids := self._wrapped(eqn, num_nodes)):
+                operand, wraps = ids, True
+            else:
+                break
+            var = operand
+        return var, wraps
+
+    def _wrapped(self, eqn: Equation, num_nodes: int) -> Any:
+        """Return ids of which ``where(ids < 0, ids + num_nodes, ids)`` is an equation, or None."""
+        condition, ids, wrapped = eqn.invars
+        less, plus = (self.producers.get(v) if is_var(v) else None for v in (condition, wrapped))
+        if less is None or plus is None:
+            return None
+        if less.primitive.name != "lt" or plus.primitive.name != "add":
+            return None
+        same = self.number(less.invars[0]) == self.number(plus.invars[0]) == self.number(ids)
+        numbers = [v.val for v in (less.invars[1], plus.invars[1]) if not is_var(v)]
+        return ids if same and [int(x) for x in numbers] == [0, num_nodes] else None
+
+    def _find_uses(self) -> dict[int, Use]:
+        """Return the gathers and scatters of rows, by the id of their equation."""
+        uses = {}
+        for eqn in self.flat.eqns:
+            name = eqn.primitive.name
+            if name != "gather" and not name.startswith("scatter"):
+                continue
+            reason = _reason_to_leave(eqn)
+            reduce = _REDUCTIONS.get(name, "")
+            if reduce in ("max", "min") and not reason:
+                neutral = -np.inf if reduce == "max" else np.inf
+                is_neutral = self.constant(eqn.invars[0]) == neutral
+                reason = "" if is_neutral else "nodes without edges have other values"
+            if reason:
+                self.left[id(eqn)] = eqn, reason
+                continue
+            num_nodes = eqn.invars[0].aval.shape[0]
+            root, wraps = self._root(eqn.invars[1], num_nodes)
+            if not is_var(root) or root.aval.shape != eqn.invars[1].aval.shape[:1]:
+                self.left[id(eqn)] = eqn, "its ids are no array of one id for each edge"
+                continue
+            mode = str(eqn.params["mode"]).rpartition(".")[2].lower()
+            modes = {"clip": "clip", "promise_in_bounds": "drop" if reduce else "promise"}
+            mode = modes.get(mode, "drop" if reduce else "fill")
+            key = self.number(root), num_nodes
+            uses[id(eqn)] = Use(eqn, reduce, key, End(root, num_nodes), wraps, mode)
+        return uses
+
+    def constant(self, atom: Any) -> float | None:
+        """Return the number that all elements of a value are, if that is known."""
+        while is_var(atom):
+            eqn = self.producers.get(atom)
+            if eqn is None or eqn.primitive.name not in _COPIES:
+                return None
+            atom = eqn.invars[0]
+        value = np.asarray(atom.val)
+        return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
+
+
+def _reason_to_leave(eqn: Equation) -> str:
+    """Return why a gather or scatter is not one of rows; "" if it is."""
+    operand, ids = eqn.invars[0].aval, eqn.invars[1].aval
+    numbers, dtype = eqn.params["dimension_numbers"], operand.dtype
+    if ids.ndim != 2 or ids.shape[1] != 1 or not jnp.issubdtype(ids.dtype, np.integer):
+        return "it is by more than one id for each row"
+    if ids.shape[0] < 2 or operand.ndim == 0 or operand.shape[0] < 1:
+        return "it has too few rows"
+    rest = tuple(range(1, operand.ndim))
+    if eqn.primitive.name == "gather":
+        is_of_rows = (
+            numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
+            and numbers.offset_dims == rest
+            and not numbers.operand_batching_dims
+            and eqn.params["slice_sizes"] == (1, *operand.shape[1:])
+        )
+        is_key = jnp.issubdtype(dtype, jax.dtypes.extended)
+        return "it does not read whole rows" if not is_of_rows or is_key else ""
+    if eqn.primitive.name not in _REDUCTIONS:
+        return "it is neither a sum, a maximum nor a minimum"
+    if dtype not in FLOATS:
+        return f"{dtype} is summed exactly in any order"
+    is_of_rows = (
+        numbers.inserted_window_dims == numbers.scatter_dims_to_operand_dims == (0,)
+        and numbers.update_window_dims == rest
+        and not numbers.operand_batching_dims
+    )
+    return "" if is_of_rows else "it does not write whole rows"
+
+
+def _literal_key(atom: Any) -> Any:
+    return "literal", str(atom.val), str(atom.aval.dtype)

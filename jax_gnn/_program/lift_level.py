@@ -1,0 +1,173 @@
+"""The program of one level of edge values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._program.api import Program
+from jax_gnn._program.lift_find import Analysis, EdgeSpace, EdgeValue
+from jax_gnn._program.lift_ids import Use
+from jax_gnn._program.lift_order import EdgeOrder
+from jax_gnn._program.lift_rows import Equation, is_var, literal
+from jax_gnn._program.passes import PASSES
+from jax_gnn._program.trace import Edge, EdgeView, Node
+
+NEUTRAL = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}
+"""What a node without edges gets, by reduction."""
+
+
+class LevelProgram:
+    """The edge values of a space and a level.
+
+    Attributes:
+        space: The edges.
+        scatters: The reductions that the program computes.
+        stored: The edge values that others read.
+        nodes: The nodes' arrays that it reads, by variable and end.
+        edges: The arrays of edges that it reads, in the order of the input, with the edges' axis.
+        earlier: The edge values of earlier levels that it reads.
+        shared: The arrays that it reads as a whole.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        space: EdgeSpace,
+        scatters: Sequence[Equation],
+        stored: Sequence[Any],
+        is_computed: Callable[[Any], bool],
+        name: str,
+    ) -> None:
+        self.space = space
+        self.scatters = scatters
+        self.stored = stored
+        self._analysis = analysis
+        nodes: dict[Any, None] = {}
+        edges: dict[Any, None] = {}
+        earlier: dict[Any, None] = {}
+        shared: dict[Any, None] = {}
+        self._eqns: list[EdgeValue] = []
+        needed = set(stored)
+
+        def need(var: Any, axis: int | None) -> None:
+            if var not in analysis.edges:
+                edges[var, axis] = None
+            elif is_computed(var):
+                needed.add(var)
+            else:
+                earlier[var] = None
+
+        for eqn in scatters:
+            need(eqn.invars[2], 0)
+        for eqn in reversed(analysis.flat.eqns):
+            if not any(var in needed for var in eqn.outvars):
+                continue
+            edge = analysis.edges[eqn.outvars[0]]
+            self._eqns.insert(0, edge)
+            if edge.use is not None:
+                nodes[eqn.invars[0], self._way(edge.use)] = None
+                continue
+            for var, axis in zip(eqn.invars, edge.axes, strict=True):
+                if is_var(var) and axis is None:
+                    shared[var] = None
+                elif is_var(var):
+                    need(var, axis)
+        self.nodes, self.edges, self.earlier = [*nodes], [*edges], [*earlier]
+        self.shared = [*shared]
+        self.uses = [edge.use for edge in self._eqns if edge.use is not None]
+        self.uses += [analysis.scatters[id(eqn)][1] for eqn in scatters]
+        self.program = Program(self._function(name), PASSES)
+
+    def _way(self, use: Use) -> str:
+        end = self._analysis.end_of(use, self.space)
+        return "dst" if end is self.space.receivers else "src"
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        """Return the function of one edge."""
+
+        def edge_function(g: EdgeView, nodes: Node, edges: Edge, masks: Edge, shared: Any) -> Any:
+            rows: dict[Any, Any] = dict(zip([*self.earlier, *self.edges], edges, strict=True))
+
+            def mask(use: Use, row: Any, fill: Any) -> Any:
+                key = str(self.uses.index(use))
+                if key not in masks:
+                    return row
+                other = jax.lax.stop_gradient(row) if fill is None else fill
+                return jnp.where(masks[key], row, other)
+
+            arrays = dict(zip(self.shared, shared, strict=True))
+            of_nodes = dict(zip(self.nodes, nodes, strict=True))
+            for edge in self._eqns:
+                eqn, use = edge.eqn, edge.use
+                if use is not None:
+                    way = self._way(use)
+                    row = getattr(g, way)(of_nodes[eqn.invars[0], way])
+                    fill = None if use.mode == "promise" else _fill_value(eqn, row.dtype)
+                    rows[eqn.outvars[0]] = mask(use, row, fill)
+                    continue
+                assert edge.row is not None
+                operands = [
+                    literal(v)
+                    if not is_var(v)
+                    else arrays[v]
+                    if axis is None
+                    else rows[v if v in rows else (v, axis)]
+                    for v, axis in zip(eqn.invars, edge.axes, strict=True)
+                ]
+                rows.update(zip(eqn.outvars, edge.row.function(*operands), strict=True))
+            results = []
+            for eqn in self.scatters:
+                use, var = self._analysis.scatters[id(eqn)][1], eqn.invars[2]
+                row = rows[var if var in rows else (var, 0)]
+                row = mask(use, row, jnp.asarray(NEUTRAL[use.reduce], row.dtype))
+                results.append(getattr(g, use.reduce)(row))
+            return results, [rows[var] for var in self.stored]
+
+        edge_function.__name__ = edge_function.__qualname__ = name
+        return edge_function
+
+    def run(self, values: dict[Any, Any], order: EdgeOrder, texts: list[str] | None) -> Any:
+        """Return the reductions and the stored values, these in the graph's order."""
+        masks = {}
+        for i, use in enumerate(self.uses):
+            if (mask := order.mask(use, self._way(use) == "dst")) is not None:
+                masks[str(i)] = mask
+        arguments = (
+            order.graph,
+            [values[var] for var, _ in self.nodes],
+            [values["stored", var] for var in self.earlier]
+            + [self._from_input(var, axis, values, order) for var, axis in self.edges],
+            masks,
+            [values[var] for var in self.shared],
+        )
+        if texts is not None:
+            texts.append(self.program.explain(*arguments))
+        return self.program(*arguments)
+
+    def _from_input(self, var: Any, axis: int, values: dict[Any, Any], order: EdgeOrder) -> Array:
+        """Return an array of edges in the graph's order, permuted once for all levels."""
+        key = "sorted", var, axis, self.space
+        if key not in values:
+            values[key] = order.from_input(jnp.moveaxis(values[var], axis, 0))
+        result: Array = values[key]
+        return result
+
+
+def _fill_value(eqn: Equation, dtype: Any) -> Any:
+    """Return what a gather reads out of range."""
+    value = eqn.params["fill_value"]
+    if value is None:
+        if jnp.issubdtype(dtype, np.inexact):
+            value = jnp.nan
+        elif jnp.issubdtype(dtype, np.integer):
+            limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call,unused-ignore]
+            value = limits.min or limits.max
+        else:
+            value = True
+    return jnp.asarray(value, dtype)

@@ -1,0 +1,185 @@
+"""The order of the edges in `jax_gnn.lift`: id arrays sorted into a `Graph`, once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import FLOATS, take
+from jax_gnn._core.csr import Csr, SparseMatrix, inverse_permutation
+from jax_gnn._core.ids import is_traced
+from jax_gnn._ops.segment_reduce.primitive import reduce_messages, total
+from jax_gnn._program.lift_find import EdgeSpace
+from jax_gnn._program.lift_ids import End, Use
+from jax_gnn.graph import Graph, host_arrays
+
+_MAX_GRAPHS = 16
+
+
+class EdgeOrder(NamedTuple):
+    """The edges of a space in the order in which programs process them.
+
+    Attributes:
+        graph: The edges.
+        edge_ids: ``(graph.num_edges,)``, the place of each edge in the input; None if it is equal.
+        places: ``(edges,)``, the place in the graph of each edge of the input, -1 if it is dropped.
+        senders: ``(edges,)`` ids in the order of the input; None if all are in range.
+        receivers: Likewise; None also if edges with others are padding.
+    """
+
+    graph: Graph
+    edge_ids: Any
+    places: Any
+    senders: Any = None
+    receivers: Any = None
+
+    def from_input(self, x: Array) -> Array:
+        """Return rows in the order of the input in that of the graph."""
+        return x if self.edge_ids is None else _permuted(x, self.edge_ids, self.places)
+
+    def to_input(self, x: Array) -> Array:
+        """Return rows in the order of the graph in that of the input."""
+        return x if self.edge_ids is None else _permuted(x, self.places, self.edge_ids)
+
+    def mask(self, use: Use, is_receivers: bool) -> Any:
+        """Return ``(graph.num_edges,)``, which ids of a use are in range; None if all are.
+
+        A promise that traced ids are in range is believed if edges out of range are padding: a mask
+        would take a pass over the gathered rows.
+        """
+        ids, end = self.receivers if is_receivers else self.senders, use.end
+        is_believed = use.mode == "promise" and self.receivers is None and is_traced(ids)
+        if ids is None or use.mode == "clip" or is_believed:
+            return None
+        ids = _wrapped(ids, end) if use.wraps else ids
+        is_valid = jnp.asarray((ids >= 0) & (ids < end.num_nodes))
+        return is_valid if self.edge_ids is None else take(is_valid, self.edge_ids)
+
+    def sum_at_senders(self, x: Array, reduce: str) -> Array:
+        """Reduce rows in the order of the graph into senders."""
+        return reduce_messages(x, None, self.graph.ends()[1], reduce)
+
+
+_graphs: OrderedDict[Any, EdgeOrder] = OrderedDict()
+
+
+def order_edges(space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any) -> EdgeOrder:
+    """Sort the edges of a space.
+
+    Known ids are sorted on the host, once for arrays of equal content.
+
+    Args:
+        space: The edges.
+        drop: The reduction that drops edges with a receiver out of range, if nothing else reads
+            these edges. They become padding. Otherwise, ids are clipped, and uses are masked.
+        senders: ``(edges,)`` ids.
+        receivers: ``(edges,)`` ids.
+    """
+    if is_traced(senders, receivers):
+        return _sorted(space, drop, senders, receivers, is_clean=False)
+    senders, receivers = np.asarray(senders), np.asarray(receivers)
+    sizes = space.senders.num_nodes, space.receivers.num_nodes
+    ids = (senders, receivers)
+    is_clean = all(_in_range(x, size) for x, size in zip(ids, sizes, strict=True))
+    key: Any = (*map(_digest, ids), sizes)
+    if not is_clean:
+        ends = space.senders, space.receivers
+        key += (drop and drop.wraps, *(space.wraps.get(end) for end in ends))
+    if key not in _graphs:
+        with host_arrays():
+            order = _sorted(space, drop, senders, receivers, is_clean)
+        with jax.ensure_compile_time_eval():
+            graph, edge_ids, places = jax.device_put(order[:3])
+        _graphs[key] = EdgeOrder(graph, edge_ids, places)
+        if len(_graphs) > _MAX_GRAPHS:
+            _graphs.popitem(last=False)
+    _graphs.move_to_end(key)
+    return _graphs[key] if is_clean else _with_ids(_graphs[key], drop, senders, receivers)
+
+
+def order_of_graph(
+    space: EdgeSpace, graph: Graph, senders: Any, receivers: Any, is_one_way: bool
+) -> EdgeOrder | None:
+    """Return the order of a graph that the caller has sorted; None if its edges are others.
+
+    Edges that are known are compared. Others are believed to be the graph's if their number is, and
+    if the only reductions are into receivers.
+    """
+    if is_traced(senders, receivers, graph.rows):
+        sizes = space.senders.num_nodes, space.receivers.num_nodes
+        if sizes != (graph.num_src, graph.num_dst) or not is_one_way:
+            return None
+    else:
+        edge_ids = np.asarray(graph.edge_ids)
+        is_edge = edge_ids >= 0
+        if np.count_nonzero(is_edge) != space.num_edges or edge_ids.max() >= space.num_edges:
+            return None
+        ends = [np.asarray(x)[edge_ids[is_edge]] for x in (senders, receivers)]
+        columns = [np.asarray(x)[is_edge] for x in (graph.cols, graph.rows)]
+        if not all(map(np.array_equal, ends, columns)):
+            if not all(map(np.array_equal, ends, columns[::-1])):
+                return None
+            graph = graph.transpose()
+    places = inverse_permutation(jnp.asarray(graph.edge_ids))
+    missing = max(space.num_edges - graph.num_edges, 0)
+    places = jnp.pad(places, (0, missing), constant_values=-1)[: space.num_edges]
+    return EdgeOrder(graph, graph.edge_ids, places)
+
+
+def _sorted(
+    space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any, is_clean: bool
+) -> EdgeOrder:
+    xp: Any = np if isinstance(senders, np.ndarray) and isinstance(receivers, np.ndarray) else jnp
+    ends = space.senders, space.receivers
+    arrays = [senders, receivers]
+    if not is_clean:
+        for i, end in enumerate(ends):
+            ids = arrays[i].astype(xp.promote_types(arrays[i].dtype, xp.int32))
+            wraps = space.wraps.get(end, True)
+            if drop is not None and end is space.receivers and i == 1:
+                ids = _wrapped(ids, end) if drop.wraps else ids
+                ids = xp.where((ids >= 0) & (ids < end.num_nodes), ids, -1)
+            else:
+                ids = xp.clip(_wrapped(ids, end) if wraps else ids, 0, end.num_nodes - 1)
+            arrays[i] = ids
+    sizes: Any = {"num_src": ends[0].num_nodes, "num_dst": ends[1].num_nodes}
+    graph = Graph.from_edges(*arrays, **sizes, validate=False)
+    edge_ids = graph.edge_ids
+    if xp is np and np.array_equal(edge_ids, np.arange(space.num_edges)):
+        order = EdgeOrder(graph, None, None)
+    else:
+        order = EdgeOrder(graph, edge_ids, inverse_permutation(edge_ids))
+    return order if is_clean else _with_ids(order, drop, senders, receivers)
+
+
+def _with_ids(order: EdgeOrder, drop: Use | None, senders: Any, receivers: Any) -> EdgeOrder:
+    return order._replace(senders=senders, receivers=receivers if drop is None else None)
+
+
+def _wrapped(ids: Any, end: End) -> Any:
+    xp: Any = np if isinstance(ids, np.ndarray) else jnp
+    return xp.where(ids < 0, ids + end.num_nodes, ids)
+
+
+def _in_range(ids: np.ndarray, size: int) -> bool:
+    return not ids.size or bool(ids.min() >= 0 and ids.max() < size)
+
+
+def _digest(ids: np.ndarray) -> tuple[str, bytes]:
+    data = np.ascontiguousarray(ids)
+    return str(ids.dtype), hashlib.blake2b(data.tobytes(), digest_size=16).digest()
+
+
+def _permuted(x: Array, order: Any, inverse: Any) -> Array:
+    """Return rows in another order; zeros where there is none."""
+    if x.dtype not in FLOATS:
+        result: Array = take(x, order)
+        return result
+    by_col = Csr(None, inverse, num_rows=x.shape[0])
+    return total(x, SparseMatrix(Csr(None, order, num_rows=order.shape[0]), by_col))

@@ -1,0 +1,370 @@
+"""Running a lifted function: one program for the edges of each space and level, all else as it was.
+
+Equations on nodes run level by level. A program follows the equations of its level: its reductions
+are read by the next level only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.ids import is_traced
+from jax_gnn._program.lift_find import Analysis, EdgeSpace
+from jax_gnn._program.lift_ids import Flat, Use, flatten
+from jax_gnn._program.lift_level import NEUTRAL, LevelProgram
+from jax_gnn._program.lift_order import EdgeOrder, order_edges, order_of_graph
+from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
+from jax_gnn.graph import Graph
+
+
+class Context:
+    """The state of one run.
+
+    Attributes:
+        graph: A graph that the caller has sorted, or None.
+        orders: Order of the edges by their id arrays or spaces; that of an outer run is read, too.
+        explanations: Texts of the programs that ran; None if nobody wants them.
+    """
+
+    def __init__(self, graph: Graph | None = None, explanations: list[str] | None = None) -> None:
+        self.graph = graph
+        self.explanations = explanations
+        self.orders: dict[Any, tuple[Any, EdgeOrder]] = {}
+
+    def inner(self) -> Context:
+        """Return a context for the body of a loop, whose arrays do not outlive it."""
+        context = Context(self.graph, self.explanations)
+        context.orders.update(self.orders)
+        return context
+
+
+class Segment(NamedTuple):
+    """Equations that run as they were.
+
+    Attributes:
+        function: The equations.
+        inputs: The variables that they read.
+        outputs: The variables that others read.
+    """
+
+    function: Callable[..., Sequence[Any]]
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+class Plan:
+    """A jaxpr and its programs.
+
+    Attributes:
+        analysis: The edge spaces and values.
+        is_lifted: Whether there is a program, perhaps in a loop.
+    """
+
+    is_lifted: bool
+
+    def __init__(self, closed: jex.ClosedJaxpr, name: str) -> None:
+        self.flat: Flat = flatten(closed)
+        self.analysis = Analysis(self.flat)
+        self._name = name
+        self._loops: dict[int, dict[str, Any]] = {}
+        for eqn in self.flat.eqns:
+            if eqn.primitive.name in ("scan", "while", "cond"):
+                plans = {
+                    key: [Plan(x, name) for x in (v if isinstance(v, tuple) else (v,))]
+                    for key, v in eqn.params.items()
+                    if key in ("jaxpr", "body_jaxpr", "cond_jaxpr", "branches")
+                }
+                if any(plan.is_lifted for group in plans.values() for plan in group):
+                    self._loops[id(eqn)] = plans
+        self._sender_sums: dict[int, list[Equation]] = defaultdict(list)
+        self._programs = self._make_programs()
+        self.is_lifted = bool(self._programs or self._sender_sums or self._loops)
+        self._steps = self._make_steps()
+        self._drops = {space: self._dropping_use(space) for space in self.analysis.spaces}
+
+    # --- Plan ----------------------------------------------------------------------------------
+
+    def _edge_level(self, var: Any) -> int:
+        return self.analysis.levels[id(self.analysis.edges[var].eqn)]
+
+    @functools.cached_property
+    def _is_view(self) -> dict[Any, bool]:
+        """Whether each edge value is read off gathered rows or arguments, and is not stored."""
+        views: dict[Any, bool] = {}
+        for eqn in self.flat.eqns:
+            edge = self.analysis.edges.get(eqn.outvars[0]) if eqn.outvars else None
+            if edge is not None:
+                reads_views = all(views.get(v, True) for v in filter(is_var, eqn.invars))
+                is_view = edge.row is None or (edge.row.is_view and reads_views)
+                views |= dict.fromkeys(eqn.outvars, is_view)
+        return views
+
+    def _make_programs(self) -> dict[int, list[LevelProgram]]:
+        """Return the programs of each level."""
+        analysis = self.analysis
+        scatters: dict[Any, list[Equation]] = defaultdict(list)
+        stored: dict[Any, dict[Any, None]] = defaultdict(dict)
+        self.escaping: dict[Any, None] = {}
+        for eqn in self.flat.eqns:
+            if id(eqn) in analysis.scatters:
+                space, level = analysis.scatters[id(eqn)][0], analysis.levels[id(eqn)]
+                if analysis.is_reduction(eqn):
+                    scatters[space, level].append(eqn)
+                else:
+                    self._sender_sums[level].append(eqn)
+            for var in filter(is_var, eqn.invars):
+                if var not in analysis.edges:
+                    continue
+                edge, level = analysis.edges[var], self._edge_level(var)
+                is_whole = sum(v is var for v in eqn.invars) > sum(
+                    v is var for v, _, _ in analysis.wanted_axes(eqn)
+                )
+                is_later = analysis.levels[id(eqn)] > level and not self._is_view[var]
+                is_sender_sum = id(eqn) in analysis.scatters and not analysis.is_reduction(eqn)
+                if is_whole:
+                    self.escaping[var] = None
+                if is_whole or is_later or is_sender_sum:
+                    stored[edge.space, level][var] = None
+        for var in filter(is_var, self.flat.outvars):
+            if var in analysis.edges:
+                self.escaping[var] = None
+                stored[analysis.edges[var].space, self._edge_level(var)][var] = None
+        programs: dict[int, list[LevelProgram]] = defaultdict(list)
+        for space, level in dict.fromkeys((*scatters, *stored)):
+
+            def is_computed(var: Any, level: int = level) -> bool:
+                return self._is_view[var] or self._edge_level(var) == level
+
+            key = space, level
+            programs[level].append(
+                LevelProgram(
+                    analysis, space, scatters[key], [*stored[key]], is_computed, self._name
+                )
+            )
+        return dict(programs)
+
+    def _dropping_use(self, space: EdgeSpace) -> Use | None:
+        """Return a reduction that drops edges of which nothing else is read, or None."""
+        uses = [use for its_space, use in self.analysis.scatters.values() if its_space is space]
+        escapes = any(self.analysis.edges[var].space is space for var in self.escaping)
+        is_one = len({(use.key, use.wraps, use.mode) for use in uses}) == 1
+        if escapes or not is_one or uses[0].mode != "drop":
+            return None
+        gathers = [edge.use for edge in self.analysis.edges.values() if edge.space is space]
+        if uses[0].wraps and any(use is not None and not use.wraps for use in gathers):
+            return None  # negative ids are no padding, and out of range of a gather
+        return uses[0] if self.analysis.is_reduction(uses[0].eqn) else None
+
+    def _make_steps(self) -> dict[int, list[Segment | Equation]]:
+        """Return the equations that run as they were, by level."""
+        analysis, needed = self.analysis, set(filter(is_var, self.flat.outvars))
+        for programs in self._programs.values():
+            for program in programs:
+                needed |= {var for var, _ in (*program.nodes, *program.edges)} | {*program.shared}
+        for space in analysis.spaces:
+            needed |= {space.senders.root, space.receivers.root}
+        kept = []
+        for eqn in reversed(self.flat.eqns):
+            if id(eqn) in analysis.scatters:
+                needed.add(eqn.invars[0])
+            elif not any(v in analysis.edges for v in eqn.outvars) and (
+                any(v in needed for v in eqn.outvars)
+            ):
+                kept.append(eqn)
+                needed |= set(filter(is_var, eqn.invars))
+        steps: dict[int, list[Any]] = defaultdict(list)
+        for eqn in reversed(kept):
+            group = steps[max(analysis.levels[v] for v in eqn.outvars)]
+            if id(eqn) in self._loops:
+                group.append(eqn)
+            elif group and isinstance(group[-1], list):
+                group[-1].append(eqn)
+            else:
+                group.append([eqn])
+        return {
+            level: [self._segment(x, needed) if isinstance(x, list) else x for x in group]
+            for level, group in steps.items()
+        }
+
+    def _segment(self, eqns: list[Equation], needed: Iterable[Any]) -> Segment:
+        made = {v for eqn in eqns for v in eqn.outvars}
+        inputs = [*dict.fromkeys(v for e in eqns for v in e.invars if is_var(v) and v not in made)]
+        outputs = [v for v in made if v in needed]
+        template: Any = self.flat.template
+        jaxpr = template.replace(constvars=[], invars=inputs, outvars=outputs, eqns=eqns)
+        return Segment(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, [])), inputs, outputs)
+
+    # --- Run -----------------------------------------------------------------------------------
+
+    def run(self, arguments: Sequence[Any], context: Context) -> list[Any]:
+        """Return the results of the jaxpr."""
+        values: dict[Any, Any] = {**self.flat.consts}
+        values.update(zip(self.flat.invars, arguments, strict=True))
+        known = {var: x for var, x in values.items() if not is_traced(x)}
+        for level in sorted({*self._steps, *self._programs, *self._sender_sums}):
+            for step in self._steps.get(level, ()):
+                if isinstance(step, Segment):
+                    outs = step.function(*(values[v] for v in step.inputs))
+                    values.update(zip(step.outputs, outs, strict=True))
+                else:
+                    values.update(zip(step.outvars, self._loop(step, values, context), strict=True))
+            for program in self._programs.get(level, ()):
+                self._run_program(program, values, known, context)
+            for eqn in self._sender_sums.get(level, ()):
+                self._sum_at_senders(eqn, values, known, context)
+        return [values[v] if is_var(v) else literal(v) for v in self.flat.outvars]
+
+    def _run_program(
+        self, program: LevelProgram, values: dict[Any, Any], known: dict[Any, Any], context: Context
+    ) -> None:
+        analysis, space = self.analysis, program.space
+        order = self._order(space, values, known, context)
+        reduced, stored = program.run(values, order, context.explanations)
+        for eqn, y in zip(program.scatters, reduced, strict=True):
+            self._assign(eqn, y, values)
+        for var, y in zip(program.stored, stored, strict=True):
+            values["stored", var] = y
+            if var in self.escaping:
+                values[var] = jnp.moveaxis(order.to_input(y), 0, analysis.edges[var].axis)
+
+    def _sum_at_senders(
+        self, eqn: Equation, values: dict[Any, Any], known: dict[Any, Any], context: Context
+    ) -> None:
+        """Run a scatter by the other end, of rows that are in the order of the edges."""
+        space, use = self.analysis.scatters[id(eqn)]
+        order, var = self._order(space, values, known, context), eqn.invars[2]
+        y = values["stored", var] if var in self.analysis.edges else order.from_input(values[var])
+        if (mask := order.mask(use, is_receivers=False)) is not None:
+            mask = mask.reshape(-1, *[1] * (y.ndim - 1))
+            y = jnp.where(mask, y, jnp.asarray(NEUTRAL[use.reduce], y.dtype))
+        self._assign(eqn, order.sum_at_senders(y, use.reduce), values)
+
+    def _assign(self, eqn: Equation, y: Array, values: dict[Any, Any]) -> None:
+        """Set the result of a scatter: the initial values with the reduction."""
+        initial, out = eqn.invars[0], eqn.outvars[0]
+        use = self.analysis.scatters[id(eqn)][1]
+        is_neutral = self.analysis.constant(initial) == NEUTRAL[use.reduce]
+        values[out] = y.astype(out.aval.dtype) if is_neutral else values[initial] + y
+
+    # --- Orders --------------------------------------------------------------------------------
+
+    def _order(
+        self, space: EdgeSpace, values: dict[Any, Any], known: dict[Any, Any], context: Context
+    ) -> EdgeOrder:
+        """Return the order of a space's edges, which is made once."""
+        if space in context.orders:
+            return context.orders[space][1]
+        ids = [self._ids(end.root, values, known) for end in (space.senders, space.receivers)]
+        drop = self._drops[space]
+        ends = space.senders, space.receivers
+        key: Any = tuple(
+            (id(x), end.num_nodes, space.wraps.get(end)) for x, end in zip(ids, ends, strict=True)
+        )
+        key += (None if drop is None else drop.wraps,)
+        if key not in context.orders:
+            order = None
+            if context.graph is not None:
+                order = order_of_graph(space, context.graph, ids[0], ids[1], drop is not None)
+            context.orders[key] = ids, order or order_edges(space, drop, *ids)
+        context.orders[space] = context.orders[key]
+        return context.orders[key][1]
+
+    def _ids(self, var: Any, values: dict[Any, Any], known: dict[Any, Any]) -> Any:
+        """Return ids, computed outside of a trace if what they come from is known."""
+        if var in known:
+            return known[var]
+        eqns = self._origin(var)
+        leaves = {v for eqn in eqns for v in eqn.invars if is_var(v)} - {
+            v for eqn in eqns for v in eqn.outvars
+        }
+        if not eqns or not leaves <= known.keys():
+            return values[var]
+        with jax.ensure_compile_time_eval():
+            segment = self._segment(eqns, {var})
+            known[var] = segment.function(*(known[v] for v in segment.inputs))[0]
+        return known[var]
+
+    def _origin(self, var: Any) -> list[Equation]:
+        """Return the equations that make a variable of the arguments, in order."""
+        return needed_equations(self.flat.eqns, [var])
+
+    def _hoist(self, operands: Sequence[Any], context: Context) -> None:
+        """Sort the edges whose ids a loop does not change, before it.
+
+        Args:
+            operands: The first arguments, which each iteration reads.
+            context: The context of the body.
+        """
+        values = {**self.flat.consts, **dict(zip(self.flat.invars, operands, strict=False))}
+        known = {var: x for var, x in values.items() if not is_traced(x)}
+        for space in self.analysis.spaces:
+            for end in dict.fromkeys((space.senders, space.receivers)):
+                eqns = self._origin(end.root)
+                leaves = {end.root, *(v for eqn in eqns for v in eqn.invars if is_var(v))}
+                leaves -= {v for eqn in eqns for v in eqn.outvars}
+                if not leaves <= values.keys():
+                    break
+                if eqns and leaves <= known.keys():
+                    self._ids(end.root, values, known)
+                elif eqns:
+                    segment = self._segment(eqns, {end.root})
+                    (values[end.root],) = segment.function(*(values[v] for v in segment.inputs))
+            else:
+                self._order(space, values, known, context)
+
+    # --- Loops ---------------------------------------------------------------------------------
+
+    def _loop(self, eqn: Equation, values: dict[Any, Any], context: Context) -> Sequence[Any]:
+        """Run a loop or branch with its body lifted."""
+        operands = [values[v] if is_var(v) else literal(v) for v in eqn.invars]
+        params, plans = eqn.params, self._loops[id(eqn)]
+        if eqn.primitive.name == "cond":
+            branches = [
+                functools.partial(lambda plan: tuple(plan.run(operands[1:], context.inner())), plan)
+                for plan in plans["branches"]
+            ]
+            index = operands[0]
+            results: Sequence[Any] = jax.lax.switch(index.astype(jnp.int32), branches)
+            return results
+        if eqn.primitive.name == "while":
+            num_cond = params["cond_nconsts"]
+            num_consts = num_cond + params["body_nconsts"]
+            (condition,), (body,) = plans["cond_jaxpr"], plans["body_jaxpr"]
+            consts = operands[num_cond:num_consts]
+            outer = context.inner()
+            body._hoist(consts, outer)
+            return jax.lax.while_loop(
+                lambda carry: condition.run([*operands[:num_cond], *carry], context.inner())[0],
+                lambda carry: tuple(body.run([*consts, *carry], outer.inner())),
+                tuple(operands[num_consts:]),
+            )
+        (body,), num_consts, num_carry = plans["jaxpr"], params["num_consts"], params["num_carry"]
+        consts, carry = operands[:num_consts], operands[num_consts:][:num_carry]
+        outer = context.inner()
+        body._hoist(consts, outer)
+
+        def step(carry: Any, xs: Any) -> Any:
+            outs = body.run([*consts, *carry, *xs], outer.inner())
+            return tuple(outs[:num_carry]), tuple(outs[num_carry:])
+
+        options = {key: params[key] for key in ("length", "reverse", "unroll")}
+        xs = tuple(operands[num_consts + num_carry :])
+        final, ys = jax.lax.scan(step, tuple(carry), xs, **options)
+        return [*final, *ys]
+
+    # --- Explanations --------------------------------------------------------------------------
+
+    def explanations(self) -> list[str]:
+        """Return a line for each gather and scatter that stays, also in loops."""
+        lines = self.analysis.explanations()
+        for plans in self._loops.values():
+            lines += [x for group in plans.values() for plan in group for x in plan.explanations()]
+        return lines
