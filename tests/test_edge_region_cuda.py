@@ -18,7 +18,8 @@ from jax_gnn import Edge, Graph, Node, program
 from jax_gnn._core import ffi
 from jax_gnn._core.op import Operand
 from jax_gnn._ops.edge_region import cuda, cuda_codegen, cuda_compile, cuda_text
-from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported, from_jaxpr
+from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
+from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 
 needs_cuda = pytest.mark.skipif(
     "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU"

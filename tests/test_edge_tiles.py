@@ -13,7 +13,7 @@ from region_cases import Edges, Model
 
 from jax_gnn._core import ffi
 from jax_gnn._ops.edge_region import cuda, cuda_text, tile_kernel, walks
-from jax_gnn._ops.edge_region.row_program import from_jaxpr
+from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
 
 needs_cuda = pytest.mark.skipif(
     "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU"
