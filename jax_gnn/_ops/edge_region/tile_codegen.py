@@ -9,7 +9,7 @@ between lanes only where a ``take`` asks for another order. Rows of at most eigh
 
 Each value is computed once, in the order of the program, and what entries share is loaded where it
 is used. The code fills tiles of shared memory with the rows that the walk reduces
-(:mod:`jax_gnn._ops.edge_region.cuda_codegen`), and stores results by entry itself.
+(:mod:`jax_gnn._ops.edge_region.tile_kernel`), and stores results by entry itself.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     Infeasible,
     Kernel,
     function,
-    join_of_part,
+    kind_function,
     struct,
 )
 from jax_gnn._ops.edge_region.row_program import RowProgram
@@ -67,7 +67,6 @@ _PLACES = (
 _FINISH = "finish(const Arrays& out, float* block, const Sums& sums)"
 
 
-@functools.lru_cache(maxsize=256)
 def generate_tiles(program: RowProgram) -> Kernel:
     """Generate the kernel of a program whose outputs are by edge or by row.
 
@@ -133,9 +132,7 @@ def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -
         f"static constexpr bool kSums = {'true' if code.finish else 'false'};",
         f"static constexpr bool kReduces = {'true' if stores else 'false'};",
         *struct("Sums", code.sums),
-        "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
-        f"return {join_of_part(joins)};",
-        "}",
+        *kind_function(joins),
         *function(f"load_matrices({arrays}float* matrices)", code.matrices),
         *function(
             f"stage({arrays}const TileEntries& tile, int lane, float* staged)",
