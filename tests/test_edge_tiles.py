@@ -12,7 +12,7 @@ from op_suite import KERNELS
 from region_cases import Edges, Model
 
 from jax_gnn._core import ffi
-from jax_gnn._ops.edge_region import cuda, cuda_text, tile_kernel, walks
+from jax_gnn._ops.edge_region import cuda, cuda_text, tile_codegen, tile_kernel, walks
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
 
@@ -356,6 +356,28 @@ def loss(function, cotangents):
         return sum(jnp.sum(jnp.where(c != 0, y, 0) * c.astype(y.dtype)) for y, c in results)
 
     return scalar
+
+
+@needs_cuda
+def test_small_products_of_several_rows_are_computed_again(monkeypatch, rng):
+    """Where registers are scarce, readers compute the numbers of six rows of an entry."""
+    generate = tile_codegen.TileCodegen
+
+    def recomputing(program, recompute, **options):
+        return generate(program, recompute=True, **options)
+
+    monkeypatch.setattr(tile_codegen, "TileCodegen", recomputing)
+
+    def function(x, v, w):
+        turned = (x.reshape(6, 3) @ v).reshape(-1)
+        return [nn.silu(turned @ w) @ w.T * turned]
+
+    rows = [("row", (18,)), ("shared", (3, 4)), ("shared", (24, 16))]
+    model = Model(function, rows, [("row", "sum")])
+    edges = Edges.random(rng, "random")
+    arrays = [np.float32(x) for x in arrays_of(rng, model, edges)]
+    got, want = cuda_region(model, edges)(*arrays), edges.plain(model, arrays)
+    np.testing.assert_allclose(got[0], want[0], rtol=0, atol=5e-3 * float(np.max(np.abs(want[0]))))
 
 
 @needs_cuda
