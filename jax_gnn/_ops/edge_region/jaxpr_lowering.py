@@ -229,7 +229,8 @@ class _Lowering(Builder):
         dtype = np.dtype(result.dtype)
         (summed, batch) = eqn.params["dimension_numbers"]
         operands = [self._convert(value, dtype) for value in operands]
-        varies = [self._varies(value) for value in operands]
+        program = RowProgram(self.inputs, tuple(self.instructions), ())
+        varies = [program.varies[value] for value in operands]
         free = [
             [axis for axis in range(len(shape)) if axis not in (*summed[i], *batch[i])]
             for i, shape in enumerate(shapes)
@@ -277,12 +278,6 @@ class _Lowering(Builder):
         if value.dtype == dtype:
             return index
         return self.emit("convert_element_type", (index,), value.width, dtype)
-
-    def _varies(self, index: int) -> bool:
-        value = self.value(index)
-        if isinstance(value, Input):
-            return value.access != "shared"
-        return any(map(self._varies, value.operands))
 
 
 def _broadcast(indices: np.ndarray, shape: Sequence[int], params: Mapping[str, Any]) -> np.ndarray:

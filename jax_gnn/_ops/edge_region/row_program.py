@@ -107,7 +107,7 @@ class RowProgram:
     instructions: tuple[Instruction, ...]
     outputs: tuple[Output, ...]
 
-    @property
+    @functools.cached_property
     def values(self) -> tuple[Input | Instruction, ...]:
         """All values by index."""
         return self.inputs + self.instructions

@@ -189,7 +189,7 @@ class SlotInstructions(SlotLoads):
         lanes = self._lanes_of(group)
         self.work += count / group * self.slots + 8 * len(terms) * self.slots / self.vec
         joined = [f"join_lanes<{join}, {lanes}>({term})" for term in terms]
-        names = [self._define(dtype, _constantly(text), False, 1).text for text in joined]
+        names = [self._define(dtype, SlotValue(x, False).at, False, 1).text for x in joined]
         return self._define(dtype, lambda i: tree(kind, names), False, 1)
 
     def _product(self, step: Instruction, indices: np.ndarray) -> SlotValue:
@@ -211,11 +211,6 @@ class SlotInstructions(SlotLoads):
             is_vector,
             len(terms),
         )
-
-
-def _constantly(text: str) -> Callable[[str], str]:
-    """Return the expression of a variable that is the same for all slots."""
-    return lambda i: text
 
 
 def _run_length(indices: np.ndarray) -> int:
