@@ -220,7 +220,17 @@ def test_function_without_instructions_is_plain_xla(rng):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_instructions_are_the_function_and_its_gradient(name, rng):
-    model = MODELS[name]
+    check_instructions(MODELS[name], rng)
+
+
+def test_a_batch_of_one_product_is_a_product_of_rows(rng):
+    rows = [("row", (1, 2, 3)), ("col", (1, 2, 4))]
+    products = Model(lambda a, b: [jnp.einsum("bij,bik->bjk", a, b)], rows, [("row", "sum")])
+    check_instructions(products, rng)
+
+
+def check_instructions(model, rng):
+    """Compare a function, and its gradient, with their instructions."""
     rows = [rng.normal(size=shape) for _, shape in model.rows]
 
     def gradient(*rows):

@@ -17,8 +17,11 @@ import jax_gnn
 from jax_gnn import Edge, Graph, Node, program
 from jax_gnn._core import ffi
 from jax_gnn._core.op import Operand
-from jax_gnn._ops.edge_region import cuda, cuda_codegen, cuda_compile, cuda_text
-from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported, from_jaxpr
+from jax_gnn._ops.edge_region import cuda, cuda_compile, cuda_text
+from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
+from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
+from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
+from jax_gnn._ops.edge_region.slot_loads import Limits, SlotLoads
 
 needs_cuda = pytest.mark.skipif(
     "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU"
@@ -31,7 +34,7 @@ def program_of(model, dtype="float32"):
 
 
 def generate(model):
-    return cuda_codegen.generate(program_of(model))
+    return kernel_of(program_of(model))
 
 
 def pairwise(width, outputs=(("row", "sum"),)):
@@ -69,10 +72,7 @@ def test_source_is_reproducible():
 def test_indices_are_expressions(rng):
     """Strides, groups and repetitions are computed; other indices are looked up in a table."""
     slots, num_tables = 24, 0
-    layout = cuda_codegen._Layout(False, True)
-    codegen = cuda_codegen._Codegen(
-        program_of(pairwise(slots)), slots, 2, layout, cuda_codegen._LIMITS[0]
-    )
+    loads = SlotLoads(program_of(pairwise(slots)), slots, 2, Limits(np.inf, 400))
     slot_numbers = np.arange(slots)
     groups = (2, 3, 4, 6, 8, 12, 24)
     for _ in range(100):
@@ -81,11 +81,11 @@ def test_indices_are_expressions(rng):
         affine = 100 + start + outer * (slot_numbers // group) + inner * (slot_numbers % group)
         drawn = rng.integers(0, 50, slots)
         for indices in (affine, affine[rng.permutation(groups) % slots][slot_numbers % 7], drawn):
-            text = codegen._index(indices, "slot", False)
+            text = loads._index(indices, "slot", False)
             num_tables += text.startswith("table")
             tables = {
                 f"table{i}": list(map(int, re.findall(r"-?\d+", line.split("{")[1])))
-                for i, line in enumerate(codegen.tables)
+                for i, line in enumerate(loads.tables)
             }
             python = text.replace("static_cast<int>", "").replace("/", "//")
             assert [eval(python, {"slot": slot, **tables}) for slot in range(slots)] == list(
@@ -126,7 +126,7 @@ def test_walks_cover_all_results(rng):
     for walk in walks:
         assert len(walk.program.inputs) == len(walk.used) + len(walk.stored)
         assert walk.stored or len(walk.used) == 2
-        assert cuda_codegen.generate(walk.program)
+        assert kernel_of(walk.program)
 
 
 def stores_and_sums(x, y, e):

@@ -12,8 +12,9 @@ from op_suite import KERNELS
 from region_cases import Edges, Model
 
 from jax_gnn._core import ffi
-from jax_gnn._ops.edge_region import cuda, cuda_text, tile_kernel, walks
-from jax_gnn._ops.edge_region.row_program import from_jaxpr
+from jax_gnn._ops.edge_region import cuda, cuda_text, tile_codegen, tile_kernel, walks
+from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
+from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
 
 needs_cuda = pytest.mark.skipif(
     "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU"
@@ -154,7 +155,6 @@ def test_text_is_of_the_size_of_the_program():
 def test_wide_products_are_computed_in_chunks(monkeypatch):
     """In blocks of few warps where a GPU has less shared memory than Hopper's."""
     monkeypatch.setattr(ffi, "shared_memory", lambda: 99 << 10)
-    tile_kernel.generate_tiles.cache_clear()
     assert kernel(painn(64)).threads < 128
     assert "multiply_tile<3, 24, false, false>" in kernel(painn(64)).source
 
@@ -208,7 +208,7 @@ def test_sums_over_stored_rows_are_left_to_the_second_walk():
 def hopper(monkeypatch):
     """Kernels for the shared memory of an H100, whatever machine this is."""
     monkeypatch.setattr(ffi, "shared_memory", lambda: 227 << 10)
-    caches = tile_kernel.generate_tiles, walks.kernel_of, walks.walks_of
+    caches = kernel_of, walks.walks_of
     for cache in caches:
         cache.cache_clear()
     yield
@@ -222,7 +222,7 @@ def test_sums_that_leave_few_warps_have_a_walk_of_their_own():
     region = cg_conv(64).region()
     program = region.cotangent(tuple(range(len(region.rows))), (0,)).program
     warps = [
-        walks.kernel_of(walk.program).threads // 32 * walks.kernel_of(walk.program).blocks
+        kernel_of(walk.program).threads // 32 * kernel_of(walk.program).blocks
         for walk in walks.walks_of(program, False)
         if cuda_text.has_tiles(walk.program)
     ]
@@ -236,7 +236,7 @@ def test_sums_that_leave_few_warps_have_a_walk_of_their_own():
 def test_warps_sum_small_outer_products_in_registers():
     model = Model(lambda x, w: [x @ w], [("row", (64,)), ("shared", (64, 64))], [("row", "sum")])
     (walk,) = walks.walks_of(model.region().cotangent((1,), (0,)).program, False)
-    kernel = walks.kernel_of(walk.program)
+    kernel = kernel_of(walk.program)
     compute, _, finish = kernel.source.partition("void finish(")
     assert kernel.own_sums and "accumulate_own_outer<64, 64, 72, 72, false>" in compute
     assert "__syncthreads" not in compute and "store_own_outer<kWarps, 64, 64, 64>" in finish
@@ -356,6 +356,28 @@ def loss(function, cotangents):
         return sum(jnp.sum(jnp.where(c != 0, y, 0) * c.astype(y.dtype)) for y, c in results)
 
     return scalar
+
+
+@needs_cuda
+def test_small_products_of_several_rows_are_computed_again(monkeypatch, rng):
+    """Where registers are scarce, readers compute the numbers of six rows of an entry."""
+    generate = tile_codegen.TileCodegen
+
+    def recomputing(program, recompute, **options):
+        return generate(program, recompute=True, **options)
+
+    monkeypatch.setattr(tile_codegen, "TileCodegen", recomputing)
+
+    def function(x, v, w):
+        turned = (x.reshape(6, 3) @ v).reshape(-1)
+        return [nn.silu(turned @ w) @ w.T * turned]
+
+    rows = [("row", (18,)), ("shared", (3, 4)), ("shared", (24, 16))]
+    model = Model(function, rows, [("row", "sum")])
+    edges = Edges.random(rng, "random")
+    arrays = [np.float32(x) for x in arrays_of(rng, model, edges)]
+    got, want = cuda_region(model, edges)(*arrays), edges.plain(model, arrays)
+    np.testing.assert_allclose(got[0], want[0], rtol=0, atol=5e-3 * float(np.max(np.abs(want[0]))))
 
 
 @needs_cuda

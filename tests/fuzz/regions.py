@@ -13,6 +13,7 @@ A failure names the function and lists its steps: ``--only FUNCTION`` with the s
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,8 @@ import emulation  # noqa: F401  (installs emulated kernels if asked to)
 from op_spec import SCENARIOS, setting
 from region_cases import Edges, Model
 
-from jax_gnn._ops.edge_region import cuda, cuda_codegen, walks
+from jax_gnn._ops.edge_region import cuda, walks
+from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.cuda_text import Infeasible
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Sink
@@ -226,12 +228,13 @@ def relative_error(got, want):
     return float(worst)
 
 
+@functools.lru_cache(maxsize=256)
 def tiles_if_feasible(program):
     """Generate a kernel with edge tiles, which only programs with products have by themselves."""
     try:
         return generate_tiles(program)
     except Infeasible:
-        return cuda_codegen.generate(program)
+        return kernel_of(program)
 
 
 def check(rng, implementation, dtype, gradients):

@@ -1,5 +1,5 @@
 // Edge regions: what an entry brings is computed by a text that is written at run time
-// (jax_gnn/_ops/edge_region/cuda_codegen.py). The walk of segment_walk.cuh takes it as a message;
+// (jax_gnn/_ops/edge_region/slot_kernel.py). The walk of segment_walk.cuh takes it as a message;
 // the sums, maxima and minima of a row are parts of one operator. Texts with products have a walk
 // of their own (edge_tile_walk.cuh), which takes the same parameters.
 //

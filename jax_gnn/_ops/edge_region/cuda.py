@@ -24,6 +24,7 @@ from jax_gnn._core.kernels import block_workspace, csr_operands
 from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.channels import channels_of
+from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.cuda_text import TILE_ENTRIES, WARP, Kernel
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
@@ -33,7 +34,7 @@ from jax_gnn._ops.edge_region.row_program import (
     described,
     evaluate,
 )
-from jax_gnn._ops.edge_region.walks import Walk, kernel_of, time_of, walks_of
+from jax_gnn._ops.edge_region.walks import Walk, time_of, walks_of
 from jax_gnn._ops.edge_region.xla import Edges
 
 _MULTIPROCESSORS = 132  # as for sums (segment_reduce/schedule.py)

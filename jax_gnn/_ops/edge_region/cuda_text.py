@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,6 +161,17 @@ def outer_sizes(program: RowProgram, step: Instruction) -> tuple[int, int, int]:
     count = int(step.params[0])
     widths = [program.values[i].width // count for i in step.operands]
     return count, widths[0], widths[1]
+
+
+def product_terms(
+    program: RowProgram, step: Instruction, indices: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield, for each term of a product at indices of its result, those into both operands."""
+    count = int(step.params[0])
+    rows, columns = (program.values[i].width // count for i in step.operands)
+    row, column = np.divmod(indices, columns)
+    for i in range(count):
+        yield (row * count + i if step.name == "dot" else i * rows + row), i * columns + column
 
 
 def needs_exact_bits(program: RowProgram) -> bool:
@@ -354,10 +365,11 @@ def function(signature: str, lines: Sequence[str]) -> list[str]:
     return [f"static __device__ __forceinline__ void {signature} {{", *lines, "}"]
 
 
-def join_of_part(joins: Sequence[str]) -> str:
-    """Return the C++ expression of the reduction of a part."""
+def kind_function(joins: Sequence[str]) -> list[str]:
+    """Return the function of a part's reduction."""
     expression, stop = "", 0
     for join, group in itertools.groupby(joins):
         stop += len(list(group))
         expression += f"part < {stop} ? {join} : " if stop < len(joins) else join
-    return expression
+    head = "static __device__ constexpr Join kind([[maybe_unused]] int part) {"
+    return [head, f"return {expression};", "}"]

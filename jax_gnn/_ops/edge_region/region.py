@@ -22,13 +22,13 @@ from jax.extend import core as jex
 
 from jax_gnn._core.op import replace_items
 from jax_gnn._core.sharding import without_mesh
+from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
 from jax_gnn._ops.edge_region.row_program import (
     Access,
     Dest,
     RowProgram,
     Unsupported,
     abstract_row,
-    from_jaxpr,
 )
 
 Sink = tuple[Dest, str]

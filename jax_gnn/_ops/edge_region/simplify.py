@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_gnn._ops.edge_region.row_program import Builder, Instruction, RowProgram, without_dead_code
+from jax_gnn._ops.edge_region.row_builder import Builder
+from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram, without_dead_code
 
 
 def simplified(program: RowProgram) -> RowProgram:

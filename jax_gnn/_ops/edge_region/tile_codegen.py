@@ -9,7 +9,7 @@ between lanes only where a ``take`` asks for another order. Rows of at most eigh
 
 Each value is computed once, in the order of the program, and what entries share is loaded where it
 is used. The code fills tiles of shared memory with the rows that the walk reduces
-(:mod:`jax_gnn._ops.edge_region.cuda_codegen`), and stores results by entry itself.
+(:mod:`jax_gnn._ops.edge_region.tile_kernel`), and stores results by entry itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -59,45 +58,7 @@ class _Factors(NamedTuple):
     right: _Factor
 
 
-@dataclass(frozen=True)
-class TileCode:
-    """Code of the rows of 16 entries.
-
-    Attributes:
-        lines: The body of the function ``compute`` of a text.
-        matrices: Lines that load matrices to shared memory.
-        matrix_size: Numbers of the matrices.
-        tables: Definitions of constant arrays.
-        tiles: Value and width of each tile that the code fills.
-        sums: Members of the struct of sums over all entries of a block.
-        finish: Lines that write these sums.
-        outer_sums: Rows and columns of sums of outer products.
-        own_sums: Whether each warp has these sums in registers; else a block has them in shared
-            memory.
-        block_memory: Words of shared memory for each warp, for factors of outer products.
-        scratch: Numbers between rows of the warp's scratch memory; 0 if there is none.
-        words: Required alignment in bytes of the rows of each input, then of each output.
-        exact: Whether another kernel must produce the same bits.
-        registers: Registers of a lane for rows, where most are alive.
-    """
-
-    lines: tuple[str, ...]
-    matrices: tuple[str, ...]
-    matrix_size: int
-    tables: tuple[str, ...]
-    tiles: tuple[tuple[int, int], ...]
-    sums: tuple[str, ...]
-    finish: tuple[str, ...]
-    outer_sums: tuple[tuple[int, int], ...]
-    own_sums: bool
-    block_memory: int
-    scratch: int
-    words: list[int]
-    exact: bool
-    registers: int
-
-
-def tile_code(program: RowProgram, staging: Staging, own_sums: bool) -> TileCode:
+def tile_code(program: RowProgram, staging: Staging, own_sums: bool) -> TileCodegen:
     """Return the code of a program whose inputs are staged in some way.
 
     Args:
@@ -108,37 +69,51 @@ def tile_code(program: RowProgram, staging: Staging, own_sums: bool) -> TileCode
     Raises:
         Infeasible: A value, or the whole, is beyond what a warp can hold.
     """
-    code = TileCodegen(program, recompute=False, staging=staging, own_sums=own_sums).code()
+    code = TileCodegen(program, recompute=False, staging=staging, own_sums=own_sums)
     # Gradients read rows of the forward pass again. What one row in registers tells is computed
     # again from it where all do not fit.
     if code.registers > MAX_REGISTERS:
-        code = TileCodegen(program, recompute=True, staging=staging, own_sums=own_sums).code()
+        code = TileCodegen(program, recompute=True, staging=staging, own_sums=own_sums)
     if code.registers > MAX_REGISTERS:
         raise Infeasible(f"rows of entries that take {code.registers} registers")
     return code
 
 
 class TileCodegen(TileInstructions):
-    """The code of one program."""
+    """The code of the rows of 16 entries: the body of the function ``compute`` of a text.
+
+    Attributes:
+        tiles: Values of the tiles that the code fills, in their order.
+        sums: Members of the struct of sums over all entries of a block.
+        finish: Lines that write these sums.
+        outer_sums: Rows and columns of sums of outer products.
+        own_sums: Whether each warp has these sums in registers; else a block has them in shared
+            memory.
+        block_memory: Words of shared memory for each warp, for factors of outer products.
+        scratch: Numbers between rows of the warp's scratch memory; 0 if there is none.
+        registers: Registers of a lane for rows, where most are alive.
+    """
 
     def __init__(
         self, program: RowProgram, *, recompute: bool, staging: Staging, own_sums: bool
     ) -> None:
         super().__init__(program, recompute=recompute, staging=staging)
-        self._own_sums = own_sums
-        self._stages = staging.stages
-        self._sums: list[str] = []
-        self._finish: list[str] = []
-        self._block_memory = 0
-        self._outer_sums: list[tuple[int, int]] = []
+        self.own_sums = own_sums
+        self.sums: list[str] = []
+        self.finish: list[str] = []
+        self.block_memory = 0
+        self.outer_sums: list[tuple[int, int]] = []
         self._sum_registers = 0
-        self._tiles: list[int] = []  # values, in the order of their tiles
+        self.tiles: list[int] = []
         for value in program.values:
             if value.dtype.name in ("float64", "int64"):
                 raise Infeasible(f"a tile with {value.dtype}")
+        self._generate()
+        self.registers = self._registers() + self._sum_registers
+        width = self.scratch_width
+        self.scratch = -(-width // BLOCK) * BLOCK + 4 if width else 0
 
-    def code(self) -> TileCode:
-        """Generate the code."""
+    def _generate(self) -> None:
         program = self.program
         # In the order of the program, so that gradients follow the rows that they need. Results are
         # stored as soon as they are known: their registers are free again.
@@ -152,25 +127,7 @@ class TileCodegen(TileInstructions):
                 self._store(number)
         # A stage may be overwritten once it has been read; of two, the other one is free at once.
         reads = [i for i, line in enumerate(self.lines, 1) if "staged_row<" in line]
-        self.lines.insert(reads[-1] if reads and self._stages == 1 else 0, "prefetch();")
-        registers = self._registers() + self._sum_registers
-        scratch = -(-self.scratch_width // BLOCK) * BLOCK + 4 if self.scratch_width else 0
-        return TileCode(
-            lines=tuple(self.lines),
-            matrices=tuple(self.matrices),
-            matrix_size=self.matrix_size,
-            tables=tuple(self.tables),
-            tiles=tuple((value, self.plan.width(value)) for value in self._tiles),
-            sums=tuple(self._sums),
-            finish=tuple(self._finish),
-            outer_sums=tuple(self._outer_sums),
-            own_sums=self._own_sums,
-            block_memory=self._block_memory,
-            scratch=scratch,
-            words=self.words,
-            exact=self.plan.exact,
-            registers=registers,
-        )
+        self.lines.insert(reads[-1] if reads and self.staging.stages == 1 else 0, "prefetch();")
 
     # --- Results ---------------------------------------------------------------------------------
 
@@ -190,10 +147,10 @@ class TileCodegen(TileInstructions):
             element = f"cast<{kind}>(or_zero(entries[k].valid(), {{}}))"
             condition = "entries[k].there()"
         else:
-            if value in self._tiles:  # another reduction of the same rows
+            if value in self.tiles:  # another reduction of the same rows
                 return
-            base = f"Tile{len(self._tiles)}::row(memory, g + 8 * k)"
-            self._tiles.append(value)
+            base = f"Tile{len(self.tiles)}::row(memory, g + 8 * k)"
+            self.tiles.append(value)
             kind = "float"
             element, condition = "static_cast<float>({})", "true"
         if not wide:
@@ -239,17 +196,17 @@ class TileCodegen(TileInstructions):
         wide = width > MAX_NARROW or self.plan.is_wide(value)
         if width > _MAX_COLUMNS:
             raise Infeasible(f"a sum over all entries of {width} numbers")
-        name = f"sum{len(self._sums)}"
+        name = f"sum{len(self.sums)}"
         blocks, elements = (blocks_of(width), 2) if wide else (1, width)
-        self._sums.append(f"float {name}[{blocks}][{elements}];")
+        self.sums.append(f"float {name}[{blocks}][{elements}];")
         self._sum_registers += blocks * elements
-        self._block_memory = max(self._block_memory, width)
+        self.block_memory = max(self.block_memory, width)
         text = self._text(value, np.arange(width), wide)
         entry, element = ("e / 2", "[j][e % 2]") if wide else ("k", "[0][q]")
         term = f"or_zero(entries[{entry}].valid(), static_cast<float>({text}))"
         self._loop(f"sums.{name}{element} += {term};", width, wide, True)
         is_wide = "true" if wide else "false"
-        self._finish.append(
+        self.finish.append(
             f"store_columns<kWarps, {width}, {is_wide}>({place}{width}, block, sums.{name});"
         )
 
@@ -289,25 +246,25 @@ class TileCodegen(TileInstructions):
         # A stride of 8 modulo 32 words puts the rows of four entries into different banks.
         strides = [-(-width // WARP) * WARP + 8 for width in (rows, pieces[0][1])]
         right = f"kWarps * {TILE_ENTRIES * strides[0]}"
-        call = "accumulate_own_outer<" if self._own_sums else "accumulate_outer<kWarps, "
-        barrier = "__syncwarp();" if self._own_sums else "__syncthreads();"
-        self._block_memory = max(self._block_memory, TILE_ENTRIES * sum(strides))
+        call = "accumulate_own_outer<" if self.own_sums else "accumulate_outer<kWarps, "
+        barrier = "__syncwarp();" if self.own_sums else "__syncthreads();"
+        self.block_memory = max(self.block_memory, TILE_ENTRIES * sum(strides))
         sums = []
         for start, width in pieces:
-            if self._own_sums:
+            if self.own_sums:
                 fragments = -(-rows // 16) * blocks_of(width)
-                name = f"outer{len(self._outer_sums)}"
-                self._sums.append(f"float {name}[{fragments}][4];")
+                name = f"outer{len(self.outer_sums)}"
+                self.sums.append(f"float {name}[{fragments}][4];")
                 self._sum_registers += 6 * fragments  # 4, always alive; few of rows are
                 sums.append(f"sums.{name}")
                 finish = "store_own_outer"
             else:
-                before = (f"outer_words({r}, {c}, kWarps)" for r, c in self._outer_sums)
+                before = (f"outer_words({r}, {c}, kWarps)" for r, c in self.outer_sums)
                 sums.append(" + ".join(("block + kOuterSums", *before)))
                 finish = "store_outer"
-            arguments = "block, " + sums[-1] if self._own_sums else sums[-1]
-            self._outer_sums.append((rows, width))
-            self._finish.append(
+            arguments = "block, " + sums[-1] if self.own_sums else sums[-1]
+            self.outer_sums.append((rows, width))
+            self.finish.append(
                 f"{finish}<kWarps, {rows}, {width}, {columns}>({place} + {start}, {arguments});"
             )
         self.phase += 1

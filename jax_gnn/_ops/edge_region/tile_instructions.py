@@ -17,7 +17,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     elementwise,
     matrix_layout,
     on_tensor_cores,
-    outer_sizes,
+    product_terms,
     stored_type,
     tree,
 )
@@ -48,11 +48,10 @@ class TileInstructions(TileRows):
         self._matrix_offsets: dict[tuple[int, ...], int] = {}
 
     def _written_out(self, number: int, step: Instruction, indices: np.ndarray, wide: bool) -> str:
-        if step.name == "outer":
-            return self._outer_text(step, indices, wide)
+        is_scalar = step.name == "dot" and self.plan.method(step) == "scalar"
+        if step.name == "outer" or (is_scalar and number not in self.plan.virtual):
+            return self._terms_text(step, indices, wide)
         if step.name == "dot":
-            if self.plan.method(step) == "scalar" and number not in self.plan.virtual:
-                return self._scalar_text(step, 0, indices, wide)
             return self._product_text(number, step, indices, wide)
         operands = (f"({self._text(operand, indices, wide)})" for operand in step.operands)
         return elementwise(self.program, step)(*operands)
@@ -67,7 +66,7 @@ class TileInstructions(TileRows):
             self._dot(number, step)
         elif step.name == "outer":
             wide = step.width > MAX_NARROW
-            self._define(number, self._outer_text(step, np.arange(step.width), wide), wide)
+            self._define(number, self._terms_text(step, np.arange(step.width), wide), wide)
         else:
             wide = self.plan.is_wide(number)
             expression = elementwise(self.program, step)
@@ -230,7 +229,7 @@ class TileInstructions(TileRows):
         indices, places = row * inner + np.arange(inner), first + np.arange(count)
         method = self.plan.method(step)
         if method == "scalar":
-            return self._scalar_product(step, row, places)
+            return self._scalar_product(step, row * columns + places)
         if method == "quad":
             return self._few_columns(step, indices, columns)
         if self.plan.exact and not on_tensor_cores(self.program, step):
@@ -269,24 +268,21 @@ class TileInstructions(TileRows):
         self.phase += 1
         return rows
 
-    def _scalar_product(self, step: Instruction, row: int, places: np.ndarray) -> Rows:
-        """Return columns of a product with a matrix of few rows."""
-        wide = len(places) > MAX_NARROW
-        text = self._scalar_text(step, row, places, wide)
-        rows = self._declare(step.dtype.name, len(places), wide, True)
-        self._loop(
-            f"{rows.name}{'[j][e]' if wide else '[k][q]'} = {text};", len(places), wide, True
-        )
+    def _scalar_product(self, step: Instruction, indices: np.ndarray) -> Rows:
+        """Return numbers of a product with a matrix of few rows."""
+        width, wide = len(indices), len(indices) > MAX_NARROW
+        text = self._terms_text(step, indices, wide)
+        rows = self._declare(step.dtype.name, width, wide, True)
+        self._loop(f"{rows.name}{'[j][e]' if wide else '[k][q]'} = {text};", width, wide, True)
         return rows
 
-    def _scalar_text(self, step: Instruction, row: int, places: np.ndarray, wide: bool) -> str:
-        """Return columns of a product with a matrix of few rows, as C++."""
+    def _terms_text(self, step: Instruction, indices: np.ndarray, wide: bool) -> str:
+        """Return numbers of a product as C++, all terms of which a lane adds up."""
         left, right = step.operands
-        inner, columns = dot_sizes(self.program, step)
-        terms = []
-        for i in range(inner):
-            x = self._text(left, np.full(len(places), row * inner + i), wide)
-            terms.append(f"({x}) * ({self._text(right, i * columns + places, wide)})")
+        terms = [
+            f"({self._text(left, i, wide)}) * ({self._text(right, j, wide)})"
+            for i, j in product_terms(self.program, step, indices)
+        ]
         return f"({' + '.join(terms)})"
 
     def _few_columns(self, step: Instruction, indices: np.ndarray, columns: int) -> Rows:
@@ -304,14 +300,3 @@ class TileInstructions(TileRows):
         line = f"{rows.name}[k][q] = quad_join<Join::kSum>({rows.name}[k][q]);"
         self._narrow_loop(line, columns, True)
         return rows
-
-    def _outer_text(self, step: Instruction, indices: np.ndarray, wide: bool) -> str:
-        """Return numbers of an outer product of an entry."""
-        count, rows, columns = outer_sizes(self.program, step)
-        left, right = step.operands
-        terms = [
-            f"({self._text(left, i * rows + indices // columns, wide)}) * "
-            f"({self._text(right, i * columns + indices % columns, wide)})"
-            for i in range(count)
-        ]
-        return f"({' + '.join(terms)})"

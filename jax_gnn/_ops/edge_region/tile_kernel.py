@@ -24,11 +24,11 @@ from jax_gnn._ops.edge_region.cuda_text import (
     Infeasible,
     Kernel,
     function,
-    join_of_part,
+    kind_function,
     struct,
 )
 from jax_gnn._ops.edge_region.row_program import RowProgram
-from jax_gnn._ops.edge_region.tile_codegen import MAX_REGISTERS, TileCode, tile_code
+from jax_gnn._ops.edge_region.tile_codegen import MAX_REGISTERS, TileCodegen, tile_code
 from jax_gnn._ops.edge_region.tile_plan import blocks_of
 from jax_gnn._ops.edge_region.tile_stages import Staging, staging
 
@@ -67,7 +67,6 @@ _PLACES = (
 _FINISH = "finish(const Arrays& out, float* block, const Sums& sums)"
 
 
-@functools.lru_cache(maxsize=256)
 def generate_tiles(program: RowProgram) -> Kernel:
     """Generate the kernel of a program whose outputs are by edge or by row.
 
@@ -79,7 +78,7 @@ def generate_tiles(program: RowProgram) -> Kernel:
     ]
 
     @functools.cache
-    def code_of(number: int, own_sums: bool) -> TileCode:
+    def code_of(number: int, own_sums: bool) -> TileCodegen:
         return tile_code(program, stagings[number][0], own_sums)
 
     choices, reason = list[tuple[float, bool, int, int]](), ""
@@ -90,7 +89,7 @@ def generate_tiles(program: RowProgram) -> Kernel:
         except Infeasible as error:
             reason = str(error)
             continue
-        parts = len(_walk_text(program, code, list(code.words))[1])
+        parts = len(_walk_text(code)[0])
         if parts > _MAX_PARTS:
             raise Infeasible(f"sums of {parts} numbers for each lane")
         for (number, (staged, speed)), warps in itertools.product(
@@ -105,18 +104,17 @@ def generate_tiles(program: RowProgram) -> Kernel:
             if blocks:
                 choices.append((blocks * warps * rate, own_sums, number, warps))
     for _, own_sums, number, warps in sorted(choices, key=operator.itemgetter(0), reverse=True):
-        staged = stagings[number][0]
         with contextlib.suppress(Infeasible):
             code = code_of(number, own_sums)
-            if _resident_blocks(code, parts, _memory(code, staged, parts)[1], warps):
-                return _kernel(program, code, staged, warps)
+            if _resident_blocks(code, parts, _memory(code, code.staging, parts)[1], warps):
+                return _kernel(code, warps)
     raise Infeasible(reason or "linear maps beyond the shared memory of a GPU")
 
 
-def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -> Kernel:
-    words = list(code.words)
-    parts, joins, reads, stores = _walk_text(program, code, words)
-    types, memory = _memory(code, staging, parts)
+def _kernel(code: TileCodegen, warps: int) -> Kernel:
+    joins, reads, stores = _walk_text(code)
+    parts = len(joins)
+    types, memory = _memory(code, code.staging, parts)
     block_memory, shared = _shared_words(code, memory, warps)
     blocks = _resident_blocks(code, parts, memory, warps)
     arrays = "const Arrays& in, "
@@ -133,13 +131,11 @@ def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -
         f"static constexpr bool kSums = {'true' if code.finish else 'false'};",
         f"static constexpr bool kReduces = {'true' if stores else 'false'};",
         *struct("Sums", code.sums),
-        "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
-        f"return {join_of_part(joins)};",
-        "}",
+        *kind_function(joins),
         *function(f"load_matrices({arrays}float* matrices)", code.matrices),
         *function(
             f"stage({arrays}const TileEntries& tile, int lane, float* staged)",
-            staging.lines(program),
+            code.staging.lines(code.program),
         ),
         "template <class Prefetch>",
         *function(
@@ -167,44 +163,42 @@ def _kernel(program: RowProgram, code: TileCode, staging: Staging, warps: int) -
         shared=4 * shared,
         own_sums=code.own_sums,
         acc="float32",
-        words=tuple(words),
-        exact=code.exact,
+        words=tuple(code.words),
+        exact=code.plan.exact,
         cost=0,  # there is one kernel of a program
     )
 
 
-def _walk_text(
-    program: RowProgram, code: TileCode, words: list[int]
-) -> tuple[int, list[str], list[str], list[str]]:
-    """Return the parts of a lane, their joins, and the lines of ``read`` and ``store``.
+def _walk_text(code: TileCodegen) -> tuple[list[str], list[str], list[str]]:
+    """Return the joins of a lane's parts, and the lines of ``read`` and ``store``.
 
-    Raises the alignment of results in `words`.
+    Raises the alignment of results in `code.words`.
     """
-    parts, joins, reads, stores = 0, list[str](), list[str](), list[str]()
-    tiles = [value for value, _ in code.tiles]
+    program, words = code.program, code.words
+    joins, reads, stores = list[str](), list[str](), list[str]()
     for number, output in enumerate(program.outputs):
         if output.dest != "row":
             continue  # stored by the code of the tile
         width, dtype = program.values[output.value].width, program.values[output.value].dtype.name
-        kind, tile = STORED_TYPES[dtype], tiles.index(output.value)
+        kind, tile = STORED_TYPES[dtype], code.tiles.index(output.value)
         array = len(program.inputs) + number
         word = math.gcd(width, _VEC)
         words[array] = max(words[array], word * BYTES[dtype])
         for start in range(0, width, _VEC * WARP):
             place = f"first + {start}" if start else "first"
-            reads.append(f"read_tile<Tile{tile}, {width}>(memory, entry, {place}, parts, {parts});")
+            part = len(joins)
+            reads.append(f"read_tile<Tile{tile}, {width}>(memory, entry, {place}, parts, {part});")
             stores.append(
                 f"store_chunk<{width}>(row_of<{kind}, {width}>(out.at[{number}], row), "
-                f"{place}, run, {parts});"
+                f"{place}, run, {part});"
             )
-            parts += _VEC
             joins += [JOINS[output.reduce]] * _VEC
-    if not parts:  # the walk needs at least one part
-        return 1, [JOINS["sum"]], ["parts[0] = 0;"], []
-    return parts, joins, reads, stores
+    if not joins:  # the walk needs at least one part
+        return [JOINS["sum"]], ["parts[0] = 0;"], []
+    return joins, reads, stores
 
 
-def _memory(code: TileCode, staging: Staging, parts: int) -> tuple[list[str], int]:
+def _memory(code: TileCodegen, staging: Staging, parts: int) -> tuple[list[str], int]:
     """Return the types in a warp's shared memory, and its size in words."""
     start = _FIXED_WORDS + WARP * parts
     offset = start + staging.stages * staging.words
@@ -214,16 +208,16 @@ def _memory(code: TileCode, staging: Staging, parts: int) -> tuple[list[str], in
         f"static constexpr int kScratch = {code.scratch}, kScratchStart = {offset};",
     ]
     offset += TILE_ENTRIES * code.scratch
-    for i, (_, width) in enumerate(code.tiles):
+    for i, value in enumerate(code.tiles):
         # Lanes write pairs of columns of eight rows: a stride of 8 modulo 16 words puts those of
         # four rows into different banks.
-        stride = -(-width // 16) * 16 + 8
+        stride = -(-code.plan.width(value) // 16) * 16 + 8
         lines.append(f"using Tile{i} = EntryTile<{offset}, {stride}>;")
         offset += TILE_ENTRIES * stride
     return lines, offset
 
 
-def _shared_words(code: TileCode, memory: int, warps: int) -> tuple[int, int]:
+def _shared_words(code: TileCodegen, memory: int, warps: int) -> tuple[int, int]:
     """Return the words of shared memory for sums of a block, and those of all in a block."""
     fragments = (-(-rows // 16) * blocks_of(columns) for rows, columns in code.outer_sums)
     if code.own_sums:  # which take turns in the memory of the factors
@@ -235,7 +229,7 @@ def _shared_words(code: TileCode, memory: int, warps: int) -> tuple[int, int]:
     return block, code.matrix_size + block + warps * memory
 
 
-def _resident_blocks(code: TileCode, parts: int, memory: int, warps: int) -> int:
+def _resident_blocks(code: TileCodegen, parts: int, memory: int, warps: int) -> int:
     """Return the number of blocks that a multiprocessor has room for.
 
     Args:

@@ -63,12 +63,12 @@ class TileRows(abc.ABC):
         phase: Number of products so far, over which no rows are kept that other rows tell.
         scratch_width: Numbers of a row of the warp's scratch memory.
         words: Required alignment in bytes of the rows of each input, then of each output.
-        staged: Places of the inputs whose rows are copied to shared memory a tile ahead.
+        staging: Inputs whose rows are copied to shared memory a tile ahead.
     """
 
     def __init__(self, program: RowProgram, *, recompute: bool, staging: Staging) -> None:
         self.program = program
-        self.staged = staging.rows
+        self.staging = staging
         self.plan = TilePlan(program, recompute=recompute)
         self.lines: list[str] = []
         self.tables: list[str] = []
@@ -205,7 +205,7 @@ class TileRows(abc.ABC):
         is_run = (indices == indices[0] + np.arange(len(indices))).all()
         # Entries' rows are loaded whole, or a run of their columns: other orders are moves in
         # registers. A shared row is in the cache, from where it is read in any order.
-        is_run &= number not in self.staged or indices[0] % 2 == 0  # pairs are read at once
+        is_run &= number not in self.staging.rows or indices[0] % 2 == 0  # pairs are read at once
         if not is_shared and (source.width <= MAX_NARROW or not (wide and is_run)):
             rows = self._loaded(number, np.arange(source.width), source.width > MAX_NARROW)
             return self._row_text(rows, source.dtype.name, indices, wide)
@@ -219,7 +219,7 @@ class TileRows(abc.ABC):
         source, count = self.program.inputs[number], len(indices)
         # Staged rows are read again rather than kept, and so is what entries share if registers are
         # scarce: it is in the cache.
-        staged = self.staged.get(number)
+        staged = self.staging.rows.get(number)
         is_reloaded = staged or (self.plan.recompute and source.access == "shared")
         key = number, wide, indices.tobytes(), self.phase if is_reloaded else 0
         if key in self._moved:

@@ -16,8 +16,8 @@ import numpy as np
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._ops.edge_region.channels import channels_of
-from jax_gnn._ops.edge_region.cuda_codegen import generate
-from jax_gnn._ops.edge_region.cuda_text import WARP, Kernel, has_tiles, on_tensor_cores
+from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
+from jax_gnn._ops.edge_region.cuda_text import WARP, has_tiles, on_tensor_cores
 from jax_gnn._ops.edge_region.row_program import (
     FUNCTIONS,
     SLOW,
@@ -64,16 +64,6 @@ class Walk(NamedTuple):
     results: tuple[int, ...]
     by_col: bool
     over_all: tuple[str | None, ...]
-
-
-@functools.lru_cache(maxsize=1024)
-def kernel_of(program: RowProgram) -> Kernel:
-    """Generate the kernel of a walk.
-
-    Raises:
-        Unsupported: The program has no kernel.
-    """
-    return generate(program)
 
 
 @functools.lru_cache(maxsize=1024)
