@@ -13,8 +13,8 @@ import numpy as np
 
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.public import public
-from jax_gnn._program.lift_run import Context, Plan
 from jax_gnn._program.backend import backend
+from jax_gnn._program.lift_run import Context, Plan
 from jax_gnn.graph import Graph
 
 _MAX_PLANS = 64
