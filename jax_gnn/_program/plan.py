@@ -35,6 +35,8 @@ _TIME_OF_EDGE_ATTENTION = 1.3
 _MAX_SHARE = 0.85
 # What makes products in regions preferable: they need no arrays of edges.
 _TIME_OF_EDGE_ARRAYS = 1.2
+# Times the best plan's time, up to which another plan may be better once its kernels are generated.
+_PROMISING = 1.2
 _MAX_PLANS = 4  # whose kernels are generated to choose one for gradients
 
 
@@ -142,6 +144,8 @@ class Plan:
         best: Plan | None = None
         num_feasible = 0
         for plan in sorted(_different([self, *plans]), key=lambda plan: plan.training_time):
+            if best is not None and plan.training_time > _PROMISING * best._time_in_kernels:
+                break
             time = plan._time_in_kernels
             num_feasible += math.isfinite(time)
             best = plan if best is None or time < best._time_in_kernels else best
