@@ -202,9 +202,11 @@ def option_values(config: Config) -> dict[str, object]:
 
 
 def print_data_notes(dataset: NodeDataset, config: Config, settled: Config) -> None:
-    """Print on stderr the use of columns, unused data, and the choice of "auto"."""
+    """Print on stderr the use of columns, notices, unused data, and the choice of "auto"."""
     if dataset.columns:
         print(f"jax-gnn: columns: {'; '.join(dataset.columns)}", file=sys.stderr)
+    for notice in dataset.notices:
+        print(f"jax-gnn: {notice}", file=sys.stderr)
     if dataset.unused:
         print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
     if getattr(config, "feature_normalization", "none") == "auto":

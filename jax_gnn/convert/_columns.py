@@ -15,7 +15,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,6 +55,8 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
         path = Path(table)
         if path.suffix == ".parquet":
             table = package("pyarrow.parquet", "pyarrow").read_table(path)
+        elif is_binary(path):
+            table = package("pyarrow.feather", "pyarrow").read_table(path)
         else:
             return _read_text(path, names)
     elif type(table).__name__ == "LazyFrame":
@@ -110,7 +112,7 @@ def _check_header(name: str, header: Sequence[object]) -> None:
 
 def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Read a CSV file, or a list of edges, which begins with a comment of SNAP's."""
-    suffix = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+    suffix = _suffix(path)
     with _opened(path, "utf-8-sig") as file:
         try:
             first = file.readline()
@@ -123,7 +125,17 @@ def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"{path}:{_not_utf8(path)}; save the file as UTF-8") from error
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} must be a whole file, got a damaged one: {error}") from error
-    return {key: _typed(cells, key in names) for key, cells in columns.items()}
+    return {key: typed(cells, key in names) for key, cells in columns.items()}
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix of a file before its compression's."""
+    return path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+
+
+def is_binary(path: Path) -> bool:
+    """Return whether a file is a table of Parquet or Arrow."""
+    return path.suffix in (".parquet", ".arrow", ".feather")
 
 
 def _opened(path: Path, codec: str) -> io.TextIOWrapper:
@@ -169,6 +181,23 @@ def _read_csv(path: Path, lines: Iterable[str], dialect: str) -> dict[str, Seque
     return dict(zip(header, zip(*cells, strict=True) if cells else [()] * len(header), strict=True))
 
 
+def place_of(table: Table, row: int) -> str:
+    """Return the place of a row: the file and its line if the table is a file of text."""
+    if not isinstance(table, str | os.PathLike) or is_binary(path := Path(table)):
+        return f"row {row + 1}"
+    with _opened(path, "utf-8-sig") as file:
+        if _suffix(path) in (".csv", ".tsv"):  # a row may take several lines
+            lines = csv.reader(file, "excel-tab" if _suffix(path) == ".tsv" else "excel")
+            next(lines)
+            for cells in lines:
+                row -= bool(cells)
+                if row < 0:
+                    break
+            return f"{path.name}:{lines.line_num}"
+        rows = (i for i, line in enumerate(file, 1) if line.strip() and not line.startswith("#"))
+        return f"{path.name}:{next(islice(rows, row, None))}"
+
+
 def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[str, Sequence[str]]:
     """Return the fields of each column of a list of edges.
 
@@ -195,7 +224,7 @@ def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[s
     return dict(zip(header, zip(*cells, strict=True) if cells else [()] * width, strict=True))
 
 
-def _typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
+def typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
     """Convert cells to integers, else to floats unless they are names, else to text.
 
     Empty cells are NaN or None. If all names are integers, "1.0" is one: pandas writes integers so

@@ -61,6 +61,9 @@ class NodeDataset:
         repeated: number of edges, incidences or facts that were left out as repetitions.
         unused: names of files and columns that the dataset does not contain.
         columns: descriptions of the columns of a table and their use, for data from tables.
+        column_details: name and description of each column of the table of nodes.
+        notices: sentences about missing, filled and mistyped cells of tables.
+        table_recipe: JSON by which :func:`load_csv` makes the same features of another table.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
@@ -84,6 +87,9 @@ class NodeDataset:
     repeated: ClassVar[int] = 0
     unused: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]] = ()
+    column_details: ClassVar[tuple[tuple[str, str], ...]] = ()
+    notices: ClassVar[tuple[str, ...]] = ()
+    table_recipe: ClassVar[str | None] = None
     _counts: ClassVar[tuple[str, ...]] = ("num_nodes",)  # sizes that repr shows
 
     def __repr__(self) -> str:

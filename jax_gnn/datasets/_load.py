@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax_gnn._core.files import as_path
-from jax_gnn.datasets._csv import load_csv
+from jax_gnn.datasets._csv import SUFFIXES, load_csv
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -68,7 +69,10 @@ _GRAPHS = (
     _Format(("*.npz",), load_graph_npz, "NAME.npz", "plain arrays"),
     _Format(("ind.*",), load_planetoid, "a folder with ind.NAME.graph", "Planetoid"),
     _Format(
-        ("*nodes.csv", "*edges.csv"), load_csv, "a folder with nodes.csv and edges.csv", "tables"
+        tuple(f"*{part}.{kind}" for part in ("nodes", "edges") for kind in SUFFIXES),
+        load_csv,
+        "a folder with nodes.csv and edges.csv",
+        "tables",
     ),
     _Format(("node-label.csv.gz",), load_ogb_nodes, "a folder with raw/node-label.csv.gz", "OGB"),
 )
@@ -99,7 +103,7 @@ def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
     return _load(source, digits, _HYPERGRAPHS)
 
 
-def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
+def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
     """Read a graph dataset in the format that the names of its files show.
 
     Args:
@@ -107,8 +111,9 @@ def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
             ``.npz`` file (:func:`load_graph_npz`), or a folder of Planetoid
             (:func:`load_planetoid`), of the Open Graph Benchmark (:func:`load_ogb_nodes`) or with
             two CSV files (:func:`load_csv`), or one of the files.
+        **options: arguments of :func:`load_csv`, for tables. A ``recipe`` is left out for others.
     """
-    return _load(source, digits_graph, _GRAPHS)
+    return _load(source, digits_graph, _GRAPHS, options)
 
 
 def load_graphs(source: str | os.PathLike[str]) -> GraphsDataset:
@@ -136,10 +141,12 @@ def _load(
     source: str | os.PathLike[str],
     load_digits: Callable[[], Dataset] | None,
     formats: Sequence[_Format[Dataset]],
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Dataset:
     descriptions = [entry.description for entry in formats]
     if load_digits is not None:
         if isinstance(source, str) and source == "digits":
+            _check_options(source, options)
             return load_digits()
         descriptions.insert(0, "digits: scikit-learn's handwritten digits")
     choices = "known are " + "; ".join(descriptions)
@@ -167,4 +174,14 @@ def _load(
         matches = [entry for entry in matches if entry.load is not load_gin]
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
-    return matches[0].load(path)
+    load: Callable[..., Dataset] = matches[0].load
+    if load is load_csv:
+        return load(path, **options)
+    _check_options(path, options)
+    return load(path)
+
+
+def _check_options(source: object, options: Mapping[str, Any]) -> None:
+    """Check that there are no options of tables for data that are none."""
+    if names := [name for name in options if name != "recipe"]:
+        raise ValueError(f"{source} must be tables for {', '.join(names)}")
