@@ -62,33 +62,25 @@ def load_to_predict(trained: TrainedModel | TrainedLinks, source: str) -> NodeDa
 
 def add_table_options(group: argparse._ArgumentGroup) -> None:
     """Add the options of how columns of tables are read."""
-    for flags, settings in (
-        (
-            ["--fill"],
-            {
-                "choices": ("mean", "median", "zero", "indicator"),
-                "help": "for tables: what takes the place of missing numbers; indicator is the "
-                "mean, and a feature that says which were missing (default: mean)",
-            },
-        ),
-        (
-            ["--text"],
-            {
-                "choices": ("drop", "hash"),
-                "help": "for tables: leave columns of free text out, or take their words by hash "
-                "(default: drop)",
-            },
-        ),
-        (
-            ["--ignore", "--drop"],
-            {
-                "action": "append",
-                "metavar": "COLUMN",
-                "help": "for tables: leave a column of nodes out; may be repeated",
-            },
-        ),
-    ):
-        group.add_argument(*flags, **settings)  # type: ignore[arg-type]
+    group.add_argument(
+        "--fill",
+        choices=("mean", "median", "zero", "indicator"),
+        help="for tables: what takes the place of missing numbers; indicator is the mean, and a "
+        "feature that says which were missing (default: mean)",
+    )
+    group.add_argument(
+        "--text",
+        choices=("drop", "hash"),
+        help="for tables: leave columns of free text out, or take their words by hash (default: "
+        "drop)",
+    )
+    group.add_argument(
+        "--ignore",
+        "--drop",
+        action="append",
+        metavar="COLUMN",
+        help="for tables: leave a column of nodes out; may be repeated",
+    )
 
 
 def _table_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -112,13 +104,13 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     yield ["labels", f"{num_outputs(dataset):,} {kind}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
-    for i, (name, text) in enumerate(dataset.column_details):
+    for i, (name, text) in enumerate(dataset.columns):
         yield ["" if i else "columns", f"{name or '(no name)'}: {text}"]
     for notice in dataset.notices:
         yield ["notice", notice]
     if dataset.repeated:
         yield ["repeated", f"{dataset.repeated:,}, which count once"]
-    if dataset.unused and not dataset.column_details:
+    if dataset.unused and not dataset.columns:
         yield ["not used", ", ".join(dataset.unused)]
     if (split := dataset.published_split) is not None:
         sizes = map(len, (split.train, split.valid, split.test))

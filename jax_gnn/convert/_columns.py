@@ -41,9 +41,10 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
 
     Args:
         name: name of the table in errors.
-        table: path of a CSV or Parquet file, or of a list of edges in SNAP's format; a mapping of
-            columns; any object with the Arrow C stream interface; or a data frame, whose index is a
-            column only if ``names`` has its name.
+        table: path of a CSV, Parquet or Arrow file, or of edges in the format of SNAP, MatrixMarket
+            (``.mtx``) or hMETIS (``.hgr``); a mapping of columns; any object with the Arrow C
+            stream interface; or a data frame, whose index is a column only if ``names`` has its
+            name.
         names: columns that hold names, such as "007" in a CSV file. Also the names of the first
             columns of a list of edges.
 
@@ -55,6 +56,10 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
         path = Path(table)
         if path.suffix == ".parquet":
             table = package("pyarrow.parquet", "pyarrow").read_table(path)
+        elif _suffix(path) == ".mtx":
+            return _read_matrix(path, names)
+        elif _suffix(path) == ".hgr":
+            return _read_hmetis(path, names)
         elif is_binary(path):
             table = package("pyarrow.feather", "pyarrow").read_table(path)
         else:
@@ -113,7 +118,7 @@ def _check_header(name: str, header: Sequence[object]) -> None:
 def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Read a CSV file, or a list of edges, which begins with a comment of SNAP's."""
     suffix = _suffix(path)
-    with _opened(path, "utf-8-sig") as file:
+    with opened(path, "utf-8-sig") as file:
         try:
             first = file.readline()
             lines = chain([first] if first else [], file)
@@ -138,7 +143,7 @@ def is_binary(path: Path) -> bool:
     return path.suffix in (".parquet", ".arrow", ".feather")
 
 
-def _opened(path: Path, codec: str) -> io.TextIOWrapper:
+def opened(path: Path, codec: str) -> io.TextIOWrapper:
     """Open a text file, which is decompressed if its name ends with .gz or .zst."""
     if path.suffix == ".zst":
         binary = package("pyarrow", "pyarrow").input_stream(str(path))
@@ -149,7 +154,7 @@ def _opened(path: Path, codec: str) -> io.TextIOWrapper:
 
 def _not_utf8(path: Path) -> str:
     """Return the number of the first line that is not UTF-8, and the line."""
-    with _opened(path, "latin-1") as file:  # a character for each byte
+    with opened(path, "latin-1") as file:  # a character for each byte
         for number, line in enumerate(file, 1):
             try:
                 line.encode("latin-1").decode()
@@ -185,7 +190,7 @@ def place_of(table: Table, row: int) -> str:
     """Return the place of a row: the file and its line if the table is a file of text."""
     if not isinstance(table, str | os.PathLike) or is_binary(path := Path(table)):
         return f"row {row + 1}"
-    with _opened(path, "utf-8-sig") as file:
+    with opened(path, "utf-8-sig") as file:
         if _suffix(path) in (".csv", ".tsv"):  # a row may take several lines
             lines = csv.reader(file, "excel-tab" if _suffix(path) == ".tsv" else "excel")
             next(lines)
@@ -222,6 +227,48 @@ def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[s
         header = [*names, *header[len(names) :]][:width]
     _check_header(str(path), header)
     return dict(zip(header, zip(*cells, strict=True) if cells else [()] * width, strict=True))
+
+
+def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return rows and columns from 1, and any weights, of a MatrixMarket file."""
+    from scipy import io, sparse
+
+    try:
+        matrix = sparse.coo_array(io.mmread(path))
+        weight = {} if io.mminfo(path)[4] == "pattern" else {"weight": matrix.data}
+    except (ValueError, OverflowError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is no MatrixMarket file: {error}") from error
+    src, dst = (ids.astype(np.int64) + 1 for ids in matrix.coords)
+    return dict(zip(names, (src, dst), strict=False)) | weight
+
+
+def _read_hmetis(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return nodes and hyperedges from 1, and weights of hyperedges if any, of an hMETIS file."""
+    with opened(path, "utf-8-sig") as file:
+        lines = [
+            (number, line.split())
+            for number, line in enumerate(file, 1)
+            if line.strip() and not line.startswith("%")
+        ]
+    number = lines[0][0] if lines else 1
+    try:
+        num_hyperedges, num_nodes, *form = map(int, lines[0][1])
+        weighted = form not in ([], [10])
+        nodes, weights, sizes = [], [], []
+        for number, fields in lines[1 : num_hyperedges + 1]:  # noqa: B007 (errors name it)
+            members = [int(field) for field in fields[weighted:]]
+            if not members or not 1 <= min(members) <= max(members) <= num_nodes:
+                raise ValueError(f"nodes must be from 1 to {num_nodes}")
+            nodes += members
+            weights += [int(fields[0])] * len(members) if weighted else []
+            sizes.append(len(members))
+        if len(sizes) != num_hyperedges:
+            raise ValueError(f"there must be {num_hyperedges} hyperedges, got {len(sizes)}")
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path}:{number} is no line of hMETIS's format: {error}") from error
+    ids = np.array(nodes, np.int64), np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    columns = dict(zip(names, ids, strict=False))
+    return columns | ({"weight": np.array(weights, np.int64)} if weighted else {})
 
 
 def typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
@@ -267,6 +314,8 @@ def _simple(values: Any) -> Column:
     if types.is_fixed_size_list(kind) and values.null_count == 0:
         rows = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in values.chunks]
         return np.concatenate([np.zeros(0, np.float32)[:0], *rows]).reshape(-1, kind.list_size)
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return values.cast(pyarrow.timestamp("us"), safe=False).to_numpy()
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if is_number and (values.null_count == 0 or types.is_floating(kind)):
         return values.to_numpy()

@@ -46,11 +46,13 @@ def from_table(
 ) -> Data:
     """Read a graph from a table of edges and, optionally, one of nodes.
 
-    A table is the path of a CSV file with a header (TSV by its suffix, Parquet by pyarrow), a
-    mapping of columns, a data frame of pandas or polars, or any other object with the Arrow C
-    stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by pyarrow). A
-    file of another suffix that begins with ``#`` is a list of edges in SNAP's format: comments, and
-    fields between white space, of which the first two are source and destination.
+    A table is the path of a CSV file with a header (TSV by its suffix, Parquet and Arrow by
+    pyarrow), a mapping of columns, a data frame of pandas or polars, or any other object with the
+    Arrow C stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by
+    pyarrow). A file of another suffix that begins with ``#`` is a list of edges in SNAP's format:
+    comments, and fields between white space, of which the first two are source and destination. An
+    entry (i, j) of a MatrixMarket file (``.mtx``) is an edge from i to j, which count from 1; with
+    ``hypergraph``, a line of an hMETIS file (``.hgr``) is a hyperedge.
 
     Edges name nodes by text or integers. Edges with a missing name, or a name in no row of
     ``nodes``, are dropped. If some names are text, integers become text; 1.0 is 1. The index of a

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,12 @@ from jax_gnn.datasets._dataset import NodeDataset
 from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
 
 KNOWN = "; known are "  # precedes the list of formats in the error of a loader
-LOADERS = load_hypergraph, load_graph, load_graphs, load_relational
+LOADERS: tuple[Callable[..., NodeDataset], ...] = (
+    load_hypergraph,
+    load_graph,
+    load_graphs,
+    load_relational,
+)
 
 
 def load_any(source: str, **options: Any) -> list[NodeDataset]:
@@ -24,10 +29,9 @@ def load_any(source: str, **options: Any) -> list[NodeDataset]:
     """
     datasets: list[NodeDataset] = []
     errors = []
-    loaders = (partial(load_graph, **options),) if options else LOADERS
-    for load in loaders:
+    for load in (load_graph,) if options else LOADERS:
         try:
-            datasets.append(load(source))
+            datasets.append(load(source, **options))
         except (ImportError, OSError, ValueError) as error:
             errors.append(str(error))
     if not datasets:

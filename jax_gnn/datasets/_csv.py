@@ -47,7 +47,7 @@ def load_csv(
     :func:`jax_gnn.convert.from_table`, which reads all other tables, says how cells are read.
 
     The ``notices`` of the dataset say what was missing, filled or not understood, and
-    ``column_details`` what each column was taken for.
+    ``columns`` what each column was taken for.
 
     Args:
         path: the folder, or one of the two files.
@@ -88,7 +88,6 @@ def load_csv(
         if absent := [key for key in ignore if key not in nodes and key not in edge_table]:
             raise ValueError(f"ignore: {absent[0]!r} is none of the columns {', '.join(nodes)}")
         nodes = {key: nodes[key] for key in nodes if key == "id" or key not in ignore}
-        ignored = {key: "not used: ignored" for key in ignore}
         split = nodes.pop("split", None)
         targets = nodes.pop("target", None)
         labels = {key: blank_markers(nodes.pop(key)) for key in ("label",) if key in nodes}
@@ -154,24 +153,6 @@ def load_csv(
             f"column {key!r}: {unlabelled:,} of {num_nodes:,} are missing; these nodes are not "
             "trained on, and predicted by jax-gnn predict"
         )
-    # The command prints how each column is used, and which are not.
-    uses = {
-        "names": ["id"],
-        "numbers": [column.name for column in features.columns if column.kind == "number"],
-        "days": [column.name for column in features.columns if column.kind == "time"],
-        "one-hot": [
-            f"{column.name} ({len(column.values)} values)"
-            for column in features.columns
-            if column.kind == "category"
-        ],
-        "hashed words": [column.name for column in features.columns if column.kind == "text"],
-        "classes": [*labels],
-        "numbers to regress on": [] if targets is None else ["target"],
-        "split": [] if split is None else ["split"],
-        "edge weights": [key for key in ("weight",) if key in edges],
-    }
-    descriptions = (f"{', '.join(keys)} as {use}" for use, keys in uses.items() if keys)
-    dataset._set("columns", tuple(descriptions))
     unused = [f"{key} of {edges_path.name}" for key in edge_table if key not in edges]
     unused += [
         f"{key or '(no name)'} of {nodes_path.name} ({why})" for key, why in features.unused.items()
@@ -179,14 +160,15 @@ def load_csv(
     dataset._set("unused", tuple(unused))
     dataset._set("notices", tuple(notices + features.notices))
     dataset._set("table_recipe", features.recipe)
+    # The command prints what each column was taken for.
     known = f"{num_nodes - unlabelled:,} of {num_nodes:,} known"
-    details = {"id": f"names of {num_nodes:,} nodes", **features.details, **ignored}
+    details = {"id": "names", **features.details, **dict.fromkeys(ignore, "not used: ignored")}
     details |= {key: f"{data.categories[key].size:,} classes, {known}" for key in labels}
-    details |= {} if targets is None else {"target": f"number to regress on, {known}"}
-    details |= {} if split is None else {"split": "training, validation and test nodes"}
-    roles = {"src": "ids of sources", "dst": "ids of destinations", "weight": "edge weights"}
+    details |= {} if targets is None else {"target": f"numbers to regress on, {known}"}
+    details |= {} if split is None else {"split": "parts for training, validation and test"}
+    roles = {"src": "ids", "dst": "ids", "weight": "edge weights"}
     details |= {f"{key} of {edges_path.name}": roles.get(key, "not used") for key in edge_table}
-    dataset._set("column_details", tuple(details.items()))
+    dataset._set("columns", tuple(details.items()))
     return dataset
 
 

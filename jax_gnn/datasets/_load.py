@@ -19,6 +19,7 @@ from jax_gnn.datasets._dataset import (
     RelationalDataset,
 )
 from jax_gnn.datasets._digits import digits, digits_graph
+from jax_gnn.datasets._edge_files import load_hmetis, load_matrix_market, load_snap
 from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, load_tu
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
@@ -64,6 +65,7 @@ _HYPERGRAPHS = (
         "a folder with hyperedges-NAME.txt",
         "Cornell",
     ),
+    _Format(("*.hgr",), load_hmetis, "NAME.hgr", "hMETIS"),
 )
 _GRAPHS = (
     _Format(("*.npz",), load_graph_npz, "NAME.npz", "plain arrays"),
@@ -75,6 +77,8 @@ _GRAPHS = (
         "tables",
     ),
     _Format(("node-label.csv.gz",), load_ogb_nodes, "a folder with raw/node-label.csv.gz", "OGB"),
+    _Format(("*.mtx", "*.mtx.gz"), load_matrix_market, "NAME.mtx", "MatrixMarket"),
+    _Format(("*.txt", "*.txt.gz"), load_snap, "NAME.txt", "SNAP's lists of edges"),
 )
 _MANY_GRAPHS = (
     _Format(("*_A.txt",), load_tu, "a folder with NAME_A.txt", "TUDataset"),
@@ -167,6 +171,8 @@ def _load(
         matches = [entry for entry in matches if "*.npz" not in entry.patterns]
         if not matches:
             raise ValueError(f"{path} is a folder of .npz files; name one of them")
+    if path.is_dir():  # where text may be anything
+        matches = [entry for entry in matches if entry.load is not load_snap]
     if not matches:
         problem = "is of no known format" if names else "is an empty folder"
         raise ValueError(f"{path} {problem}; {choices}")

@@ -87,7 +87,8 @@ class ColumnFeatures:
             for row, cell in enumerate(cells.tolist()):
                 for word in re.findall(r"\w+", (cell or "").casefold()):
                     counts[row, zlib.crc32(word.encode()) % self.width] += 1
-            return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1)
+            counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1)
+            return counts
         array = cells.reshape(rows, self.width)
         if self.kind == "time":
             array = (array - self.origin) / _DAY
@@ -232,12 +233,9 @@ class TableFeatures:
         if column.kind == "category":
             cells = reading.values.tolist()
             known = {*column.values, None}
-            unknown = {
-                cell: row for row, cell in reversed([*enumerate(cells)]) if cell not in known
-            }
-            if unknown:
-                rows = sorted(unknown.items(), key=lambda item: item[1])[:_LISTED]
-                listed = ", ".join(f"{cell!r:.40} ({place(row)})" for cell, row in rows)
+            if unknown := [cell for cell in dict.fromkeys(cells) if cell not in known]:
+                first = ((cell, place(cells.index(cell))) for cell in unknown[:_LISTED])
+                listed = ", ".join(f"{cell!r:.40} ({where})" for cell, where in first)
                 self.notices.append(
                     f"column {name!r} has {len(unknown)} values that the model does not know, "
                     f"which are zeros in all its features: {listed}"
@@ -254,9 +252,7 @@ def _description(column: ColumnFeatures, reading: Reading) -> str:
     lacking = f"; {missing:,} of {len(array):,} missing" * bool(missing)
     if column.kind == "category":
         shown = ", ".join(column.values[:_LISTED]) + ", …" * (len(column.values) > _LISTED)
-        return f"category of {len(column.values)} values: {shown}{lacking}" + ", zeros" * bool(
-            missing
-        )
+        return f"category of {len(column.values)} values ({shown}){lacking and lacking + ', zeros'}"
     if column.kind == "text":
         return f"free text: {column.width} counts of words by hash{lacking}"
     if column.width > 1:
