@@ -155,7 +155,9 @@ def _plain(cell: object) -> object:
 
 def _is_index(name: str, array: np.ndarray) -> bool:
     """Return whether numbers only number the rows."""
-    if array.ndim != 1 or len(array) < 2 or not (array == np.floor(array)).all():
+    if array.ndim != 1 or len(array) < 2 or not np.isfinite(array).all():
+        return False
+    if (array != np.floor(array)).any():
         return False
     if len(array) >= _MIN_ROWS and np.array_equal(array - array[0], np.arange(len(array))):
         return bool(array[0] in (0, 1))
@@ -265,7 +267,7 @@ def _iso(word: str) -> float:
         return math.nan
     try:
         return _since_epoch(datetime.datetime.fromisoformat(word))
-    except ValueError:
+    except (ValueError, OverflowError):  # a zone may lead beyond the year 9999
         return math.nan
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,12 @@ def load_snap(path: str | os.PathLike[str]) -> GraphDataset:
     """
     file = require_file(as_path("path", path), "NAME.txt")
     with opened(file, "latin-1") as lines:
-        if not lines.read(1) == "#":
-            raise ValueError(f"{file} must begin with # as SNAP's lists of edges do")
+        try:
+            is_list = lines.read(1) == "#"
+        except (OSError, EOFError, zlib.error):
+            is_list = False
+    if not is_list:
+        raise ValueError(f"{file} must begin with # as SNAP's lists of edges do")
     with errors_in(file), warnings.catch_warnings(action="ignore", category=UserWarning):
         data = from_table(file)
         names = data.node_names
@@ -53,7 +58,10 @@ def load_matrix_market(path: str | os.PathLike[str]) -> GraphDataset:
 
     file = require_file(as_path("path", path), "NAME.mtx")
     with errors_in(file):
-        num_rows, num_cols, entries, form, *_ = io.mminfo(file)
+        try:
+            num_rows, num_cols, entries, form, *_ = io.mminfo(file)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"damaged: {error}") from error
         if form != "coordinate" or num_rows != num_cols:
             raise ValueError(
                 f"expected a square matrix of coordinates, got {num_rows} x {num_cols}, {form}"
