@@ -56,10 +56,12 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
         path = Path(table)
         if path.suffix == ".parquet":
             table = package("pyarrow.parquet", "pyarrow").read_table(path)
-        elif _suffix(path) == ".mtx":
-            return _read_matrix(path, names)
-        elif _suffix(path) == ".hgr":
-            return _read_hmetis(path, names)
+        elif _suffix(path) in (".mtx", ".hgr"):
+            read = _read_matrix if _suffix(path) == ".mtx" else _read_hmetis
+            try:
+                return read(path, names)
+            except (OSError, EOFError, zlib.error) as error:
+                raise ValueError(f"{path} must be a whole file: {error}") from error
         elif is_binary(path):
             table = package("pyarrow.feather", "pyarrow").read_table(path)
         else:
@@ -230,16 +232,36 @@ def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[s
 
 
 def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return rows and columns from 1, and any weights, of a MatrixMarket file."""
-    from scipy import io, sparse
+    """Return rows and columns from 1, and any weights, of a MatrixMarket file.
 
+    SciPy's reader is not used: damaged files can end the process in it.
+    """
+    with opened(path, "utf-8-sig") as file:
+        banner = file.readline().lower().split()
+        lines = enumerate(file, 2)
+        fields = [(n, line.split()) for n, line in lines if line.strip() and line[0] != "%"]
+    field, symmetry = banner[3:] if len(banner) == 5 else ("", "")
+    if banner[:3] != ["%%matrixmarket", "matrix", "coordinate"] or field == "complex":
+        raise ValueError(f"{path}:1 must be %%MatrixMarket matrix coordinate, with real numbers")
+    number, width = fields[0][0] if fields else 1, 2 if field == "pattern" else 3
     try:
-        matrix = sparse.coo_array(io.mmread(path))
-        weight = {} if io.mminfo(path)[4] == "pattern" else {"weight": matrix.data}
-    except (ValueError, OverflowError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is no MatrixMarket file: {error}") from error
-    src, dst = (ids.astype(np.int64) + 1 for ids in matrix.coords)
-    return dict(zip(names, (src, dst), strict=False)) | weight
+        num_rows, num_cols, entries = map(int, fields[0][1])
+        cells = np.zeros((len(fields) - 1, 3))
+        for row, (number, line) in enumerate(fields[1:]):  # noqa: B007 (errors name the number)
+            i, j, *value = line
+            if len(line) != width or not (0 < int(i) <= num_rows and 0 < int(j) <= num_cols):
+                raise ValueError(f"expected {width} fields, and indices from 1")
+            cells[row] = int(i), int(j), *map(float, value or "1")
+        if len(cells) != entries:
+            raise ValueError(f"expected {entries} entries, got {len(cells)}")
+    except (ValueError, IndexError, OverflowError) as error:
+        raise ValueError(f"{path}:{number} is no line of a MatrixMarket file: {error}") from error
+    if symmetry != "general":
+        mirrored = cells[cells[:, 0] != cells[:, 1]][:, [1, 0, 2]]
+        mirrored[:, 2] *= -1 if symmetry == "skew-symmetric" else 1
+        cells = np.concatenate([cells, mirrored])
+    columns = dict(zip(names, cells[:, :2].astype(np.int64).T, strict=False))
+    return columns | ({} if field == "pattern" else {"weight": cells[:, 2]})
 
 
 def _read_hmetis(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:

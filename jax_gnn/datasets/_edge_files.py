@@ -54,20 +54,13 @@ def load_matrix_market(path: str | os.PathLike[str]) -> GraphDataset:
     Args:
         path: the file, such as ``cora.mtx`` or ``cora.mtx.gz``.
     """
-    from scipy import io
-
     file = require_file(as_path("path", path), "NAME.mtx")
     with errors_in(file):
-        try:
-            num_rows, num_cols, entries, form, *_ = io.mminfo(file)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"damaged: {error}") from error
-        if form != "coordinate" or num_rows != num_cols:
-            raise ValueError(
-                f"expected a square matrix of coordinates, got {num_rows} x {num_cols}, {form}"
-            )
-        Memory(file).claim(f"{num_rows} nodes and {entries} edges", (num_rows + entries) * ID_BYTES)
         table = read_columns("edges", file, ("src", "dst"))
+        num_rows, num_cols = _sizes(file)
+        if num_rows != num_cols:
+            raise ValueError(f"expected a square matrix, got {num_rows} x {num_cols}")
+        Memory(file).claim(f"{num_rows} nodes", num_rows * ID_BYTES)
         return GraphDataset(
             name=_name(file),
             num_nodes=num_rows,
@@ -90,9 +83,7 @@ def load_hmetis(path: str | os.PathLike[str]) -> HypergraphDataset:
     file = require_file(as_path("path", path), "NAME.hgr")
     with errors_in(file):
         table = read_columns("edges", file, ("src", "dst"))
-        with opened(file, "utf-8-sig") as lines:
-            header = next(line for line in lines if line.strip() and not line.startswith("%"))
-        num_hyperedges, num_nodes = map(int, header.split()[:2])
+        num_hyperedges, num_nodes = _sizes(file)
         sizes = f"{num_nodes} nodes and {num_hyperedges} hyperedges"
         Memory(file).claim(sizes, (num_nodes + num_hyperedges) * ID_BYTES)
         return HypergraphDataset(
@@ -107,3 +98,10 @@ def load_hmetis(path: str | os.PathLike[str]) -> HypergraphDataset:
 
 def _name(path: Path) -> str:
     return path.name.partition(".")[0]
+
+
+def _sizes(path: Path) -> list[int]:
+    """Return the first two numbers of a file after its comments."""
+    with opened(path, "utf-8-sig") as lines:
+        header = next(line for line in lines if line.strip() and not line.startswith("%"))
+    return [int(field) for field in header.split()[:2]]
