@@ -60,6 +60,8 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
             read = _read_matrix if _suffix(path) == ".mtx" else _read_hmetis
             try:
                 return read(path, names)
+            except FileNotFoundError:
+                raise
             except (OSError, EOFError, zlib.error) as error:
                 raise ValueError(f"{path} must be a whole file: {error}") from error
         elif is_binary(path):
