@@ -218,7 +218,8 @@ def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, caps
         notes = capsys.readouterr().err.splitlines()[1:]
         outcomes.append(([config[name] for name in fields], notes))
     once = "jax-gnn: 1 repeated edges count once, with the sum of their weights"
-    roles = "id as names; income as numbers; label as classes; weight as edge weights"
+    roles = "id: names; income: number; label: 2 classes; src of edges.csv: ids; "
+    roles += "dst of edges.csv: ids; weight of edges.csv: edge weights"
     columns = f"jax-gnn: columns: {roles}"
     assert outcomes == [
         ([16, 0.5, "row", False], []),
@@ -743,13 +744,11 @@ def test_data_of_tables(tmp_path, capsys):
     (tmp_path / "nodes.csv").write_text("id,age,city,team\n" + lines)
     (tmp_path / "edges.csv").write_text("src,dst,weight,since\nn0,n1,2,2010\n")
     out = data_output(tmp_path, capsys)
-    roles = "id as names; age, team as numbers; city (2 values) as one-hot; weight as edge weights"
-    assert f" columns {roles}\n not used since of edges.csv\n" in out
+    assert " columns id: names\n age: number, 0 to 5\n city: category of 2 values (a, b)\n" in out
+    assert " weight of edges.csv: edge weights\n since of edges.csv: not used\n" in out
     assert "0 labelled nodes; splits need at least 4; labels are the column 'label' or" in out
     (tmp_path / "nodes.csv").write_text("id,age,city,label\n" + lines)
-    assert "city (2 values) as one-hot; label as classes; weight as" in data_output(
-        tmp_path, capsys
-    )
+    assert " label: 3 classes, 6 of 6 known\n" in data_output(tmp_path, capsys)
 
 
 def test_data_names_the_nearest_kind(tmp_path, capsys):

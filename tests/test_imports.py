@@ -160,10 +160,14 @@ def test_packages_of_one_floor_import_public_names_alone():
         and "._" in name.removeprefix(package)
         and not module.startswith("benchmarks")
     }
-    # The command has subcommands of packages, and the loader of CSV reads tables of any kind.
+    # The command has subcommands of packages, and loaders read tables of any kind.
     assert private == {
         ("jax_gnn.cli", "jax_gnn.sharding._command"),
         ("jax_gnn.datasets._csv", "jax_gnn.convert._columns"),
+        ("jax_gnn.datasets._csv", "jax_gnn.convert._kinds"),
+        ("jax_gnn.datasets._edge_files", "jax_gnn.convert._columns"),
+        ("jax_gnn.datasets._table_features", "jax_gnn.convert._columns"),
+        ("jax_gnn.datasets._table_features", "jax_gnn.convert._kinds"),
     }
 
 

@@ -14,8 +14,9 @@ from flax_layers.training.models import RECIPES, TASKS, Recipe, command_name
 from flax_layers.training.options import add_devices, add_settings, groups_of
 from flax_layers.training.run_links import run_links
 from flax_layers.training.run_nodes import run_train
+from flax_layers.training.sources import add_table_options
 from jax_gnn.cli import Commands, Parser, add_command
-from jax_gnn.datasets import GraphsDataset, HypergraphDataset, RelationalDataset
+from jax_gnn.datasets import GraphDataset, GraphsDataset, HypergraphDataset, RelationalDataset
 
 if TYPE_CHECKING:
     _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -154,6 +155,8 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
     edges = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
     _add_data(groups["data"], files, edges if built_in else None)
+    if recipe.dataset is GraphDataset:
+        add_table_options(groups["data"])
     if "auto" in settings(recipe.config)["feature_normalization"].choices:
         groups["data"].add_argument(
             "--standardize",
@@ -193,4 +196,5 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
         _add_data(groups["data"], files, None)
     else:
         _add_data(groups["data"], "an .npz file or a folder in a raw format", "edges")
+        add_table_options(groups["data"])
     add_settings(recipe.config, groups)

@@ -331,12 +331,14 @@ class Numbering(NamedTuple):
             alike, which then are of the type "node".
         nodes: Names of the nodes of each type; None also where two have one name.
         features: Names of the columns of the features.
+        table: `table_recipe` of the dataset, by which tables to predict on get the same features.
     """
 
     relations: tuple[str, ...] | None = None
     node_types: tuple[str, ...] | None = None
     nodes: tuple[tuple[str, ...] | None, ...] = (None,)
     features: tuple[str, ...] | None = None
+    table: str | None = None
 
     @classmethod
     def of(cls, dataset: NodeDataset, *, by_type: bool = False) -> Numbering:
@@ -349,6 +351,7 @@ class Numbering(NamedTuple):
             None if sizes is None else tuple(sizes),
             tuple(_distinct_names(dataset, ids) for ids in groups),
             dataset.feature_names,
+            dataset.table_recipe,
         )
 
     @property

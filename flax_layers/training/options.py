@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -202,10 +203,16 @@ def option_values(config: Config) -> dict[str, object]:
 
 
 def print_data_notes(dataset: NodeDataset, config: Config, settled: Config) -> None:
-    """Print on stderr the use of columns, unused data, and the choice of "auto"."""
+    """Print on stderr the use of columns, notices, unused data, and the choice of "auto"."""
     if dataset.columns:
-        print(f"jax-gnn: columns: {'; '.join(dataset.columns)}", file=sys.stderr)
-    if dataset.unused:
+        brief = (
+            f"{name or '(no name)'}: {re.split('[,;(]', use)[0].rstrip()}"
+            for name, use in dataset.columns
+        )
+        print(f"jax-gnn: columns: {'; '.join(brief)}", file=sys.stderr)
+    for notice in dataset.notices:
+        print(f"jax-gnn: {notice}", file=sys.stderr)
+    if dataset.unused and not dataset.columns:
         print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
     if getattr(config, "feature_normalization", "none") == "auto":
         kind = getattr(settled, "feature_normalization", "none")

@@ -19,10 +19,11 @@ import numpy as np
 
 from flax_layers.training.checkpoint import load_checkpoint
 from flax_layers.training.devices import check_devices
-from flax_layers.training.links import LINK_RECIPES, TrainedLinks
+from flax_layers.training.links import TrainedLinks
 from flax_layers.training.options import add_devices, method_of, require
 from flax_layers.training.predictor import Predictor
 from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_names, percent
+from flax_layers.training.sources import load_to_predict
 from flax_layers.training.trained import TrainedModel, regression_errors
 from jax_gnn.cli import Commands, UserError, add_command, table
 from jax_gnn.datasets import NodeDataset
@@ -178,7 +179,7 @@ def _run_predict(args: argparse.Namespace) -> int:
         return _rank_links(trained, path, args.output)
     check_devices(trained.config, args.devices, training=False)
     with blame_data(), _print_warnings():
-        dataset = trained.recipe.load(path)
+        dataset = load_to_predict(trained, path)
         logits = trained.predict(dataset, devices=args.devices, method=method_of(args, dataset))
         source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
         rows = [
@@ -200,7 +201,7 @@ def _answer(trained: Predictor, args: argparse.Namespace) -> int:
     # Queries are answered from the checkpoint alone, so data may only confirm its graph.
     if args.data is not None:
         with blame_data(), _print_warnings():
-            dataset = LINK_RECIPES[trained.config.model].load(args.data)
+            dataset = load_to_predict(trained, args.data)
         if different := trained.differences(dataset):
             raise UserError(
                 "--query: asks the graph of the training; leave --data out, which has other "
@@ -220,7 +221,7 @@ def _answer(trained: Predictor, args: argparse.Namespace) -> int:
 
 def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
     with blame_data(), _print_warnings():
-        dataset = LINK_RECIPES[trained.config.model].load(path)
+        dataset = load_to_predict(trained, path)
         metrics = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
         columns = trained.table(dataset) if output else {}
         origin = _origin(trained, dataset)

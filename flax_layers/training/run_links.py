@@ -65,7 +65,7 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     options.require("training", options.TRAIN_EXTRA)
     config = options.settings_of(recipe.config, args)
     with report.blame_data():
-        dataset = load_for(recipe, args.data)
+        dataset = load_for(recipe, args)
         task = link_task(dataset, config)
     _print_split(recipe, config, dataset, task)
     options.print_data_notes(dataset, config, task.config)

@@ -159,7 +159,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Train on the data that the command names, and write and print the results."""
     options.require("training", options.TRAIN_EXTRA)
     with report.blame_data():
-        dataset = load_for(recipe, args.data)
+        dataset = load_for(recipe, args)
     config = options.settings_of(recipe.config, args, dataset)
     with report.blame_data():
         check_dataset(dataset, config)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from flax_layers.training.data import check_dataset, num_outputs
-from flax_layers.training.links import LINK_RECIPES, PARTS, LinkRecipe, check_links
+from flax_layers.training.links import LINK_RECIPES, PARTS, LinkRecipe, TrainedLinks, check_links
 from flax_layers.training.models import RECIPES, Recipe, command_name
+from flax_layers.training.trained import TrainedModel
 from jax_gnn.cli import Commands, add_command, table
 from jax_gnn.datasets import (
     GraphDataset,
@@ -22,10 +25,12 @@ from jax_gnn.datasets import (
 )
 
 
-def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
+def load_for(recipe: Recipe | LinkRecipe, args: argparse.Namespace) -> NodeDataset:
     """Load the dataset of a model; errors for other kinds of data say which commands take them."""
+    source: str = args.data
+    load: Callable[..., NodeDataset] = recipe.load
     try:
-        return recipe.load(source)
+        return load(source, **_table_options(args))
     except ValueError as error:
         # If the source can be read as another kind of data, the error names what takes it.
         try:
@@ -44,6 +49,46 @@ def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
         ) from error
 
 
+def load_to_predict(trained: TrainedModel | TrainedLinks, source: str) -> NodeDataset:
+    """Load data to predict on; columns of a table become the features of the training."""
+    recipe = LINK_RECIPES.get(trained.config.model) or RECIPES[trained.config.model]
+    load: Callable[..., NodeDataset] = recipe.load
+    table = trained.numbering.table if trained.numbering else None
+    dataset = load(source, recipe=table) if table else load(source)
+    for notice in dataset.notices:
+        warnings.warn(notice, stacklevel=2)
+    return dataset
+
+
+def add_table_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options of how columns of tables are read."""
+    group.add_argument(
+        "--fill",
+        choices=("mean", "median", "zero", "indicator"),
+        help="for tables: what takes the place of missing numbers; indicator is the mean, and a "
+        "feature that says which were missing (default: mean)",
+    )
+    group.add_argument(
+        "--text",
+        choices=("drop", "hash"),
+        help="for tables: leave columns of free text out, or take their words by hash (default: "
+        "drop)",
+    )
+    group.add_argument(
+        "--ignore",
+        "--drop",
+        action="append",
+        metavar="COLUMN",
+        help="for tables: leave a column of nodes out; may be repeated",
+    )
+
+
+def _table_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_table_options` that were used."""
+    options = {name: getattr(args, name, None) for name in ("fill", "text", "ignore")}
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     """Yield rows of a table: contents, models that take the data, and what others lack in it."""
     recipes = [recipe for recipe in RECIPES.values() if isinstance(dataset, recipe.dataset)]
@@ -59,11 +104,13 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     yield ["labels", f"{num_outputs(dataset):,} {kind}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
-    if dataset.columns:
-        yield ["columns", "; ".join(dataset.columns)]
+    for i, (name, text) in enumerate(dataset.columns):
+        yield ["" if i else "columns", f"{name or '(no name)'}: {text}"]
+    for notice in dataset.notices:
+        yield ["notice", notice]
     if dataset.repeated:
         yield ["repeated", f"{dataset.repeated:,}, which count once"]
-    if dataset.unused:
+    if dataset.unused and not dataset.columns:
         yield ["not used", ", ".join(dataset.unused)]
     if (split := dataset.published_split) is not None:
         sizes = map(len, (split.train, split.valid, split.test))
@@ -99,7 +146,8 @@ def _obstacle(recipe: Recipe | LinkRecipe, dataset: NodeDataset) -> str:
 
 
 def _run_data(args: argparse.Namespace) -> int:
-    print("\n\n".join(table([*describe(dataset)]) for dataset in load_any(args.source)))
+    datasets = load_any(args.source, **_table_options(args))
+    print("\n\n".join(table([*describe(dataset)]) for dataset in datasets))
     return 0
 
 
@@ -113,9 +161,11 @@ def add_data(commands: Commands) -> None:
         "train on it\nwith their default settings, and what it lacks for others.\n\n"
         "examples:\n"
         "  jax-gnn data planetoid/ind.cora.x\n"
-        "  jax-gnn data FOLDER     where nodes.csv and edges.csv are\n\n"
+        "  jax-gnn data FOLDER     where nodes.csv and edges.csv are: column by column\n"
+        "  jax-gnn data FOLDER --fill median --ignore postcode --text hash\n\n"
         "known are:\n"
         + "\n".join(f"  {format:38} {origin}" for format, origin in known_formats().items()),
         run=_run_data,
     )
     parser.add_argument("source", metavar="FILE|FOLDER", help="the data, or 'digits'")
+    add_table_options(parser.add_argument_group("tables"))

@@ -15,7 +15,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,9 +41,10 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
 
     Args:
         name: name of the table in errors.
-        table: path of a CSV or Parquet file, or of a list of edges in SNAP's format; a mapping of
-            columns; any object with the Arrow C stream interface; or a data frame, whose index is a
-            column only if ``names`` has its name.
+        table: path of a CSV, Parquet or Arrow file, or of edges in the format of SNAP, MatrixMarket
+            (``.mtx``) or hMETIS (``.hgr``); a mapping of columns; any object with the Arrow C
+            stream interface; or a data frame, whose index is a column only if ``names`` has its
+            name.
         names: columns that hold names, such as "007" in a CSV file. Also the names of the first
             columns of a list of edges.
 
@@ -55,6 +56,16 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
         path = Path(table)
         if path.suffix == ".parquet":
             table = package("pyarrow.parquet", "pyarrow").read_table(path)
+        elif _suffix(path) in (".mtx", ".hgr"):
+            read = _read_matrix if _suffix(path) == ".mtx" else _read_hmetis
+            try:
+                return read(path, names)
+            except FileNotFoundError:
+                raise
+            except (OSError, EOFError, zlib.error) as error:
+                raise ValueError(f"{path} must be a whole file: {error}") from error
+        elif is_binary(path):
+            table = package("pyarrow.feather", "pyarrow").read_table(path)
         else:
             return _read_text(path, names)
     elif type(table).__name__ == "LazyFrame":
@@ -110,8 +121,8 @@ def _check_header(name: str, header: Sequence[object]) -> None:
 
 def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Read a CSV file, or a list of edges, which begins with a comment of SNAP's."""
-    suffix = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
-    with _opened(path, "utf-8-sig") as file:
+    suffix = _suffix(path)
+    with opened(path, "utf-8-sig") as file:
         try:
             first = file.readline()
             lines = chain([first] if first else [], file)
@@ -123,10 +134,20 @@ def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"{path}:{_not_utf8(path)}; save the file as UTF-8") from error
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} must be a whole file, got a damaged one: {error}") from error
-    return {key: _typed(cells, key in names) for key, cells in columns.items()}
+    return {key: typed(cells, key in names) for key, cells in columns.items()}
 
 
-def _opened(path: Path, codec: str) -> io.TextIOWrapper:
+def _suffix(path: Path) -> str:
+    """Return the suffix of a file before its compression's."""
+    return path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+
+
+def is_binary(path: Path) -> bool:
+    """Return whether a file is a table of Parquet or Arrow."""
+    return path.suffix in (".parquet", ".arrow", ".feather")
+
+
+def opened(path: Path, codec: str) -> io.TextIOWrapper:
     """Open a text file, which is decompressed if its name ends with .gz or .zst."""
     if path.suffix == ".zst":
         binary = package("pyarrow", "pyarrow").input_stream(str(path))
@@ -137,7 +158,7 @@ def _opened(path: Path, codec: str) -> io.TextIOWrapper:
 
 def _not_utf8(path: Path) -> str:
     """Return the number of the first line that is not UTF-8, and the line."""
-    with _opened(path, "latin-1") as file:  # a character for each byte
+    with opened(path, "latin-1") as file:  # a character for each byte
         for number, line in enumerate(file, 1):
             try:
                 line.encode("latin-1").decode()
@@ -169,6 +190,23 @@ def _read_csv(path: Path, lines: Iterable[str], dialect: str) -> dict[str, Seque
     return dict(zip(header, zip(*cells, strict=True) if cells else [()] * len(header), strict=True))
 
 
+def place_of(table: Table, row: int) -> str:
+    """Return the place of a row: the file and its line if the table is a file of text."""
+    if not isinstance(table, str | os.PathLike) or is_binary(path := Path(table)):
+        return f"row {row + 1}"
+    with opened(path, "utf-8-sig") as file:
+        if _suffix(path) in (".csv", ".tsv"):  # a row may take several lines
+            lines = csv.reader(file, "excel-tab" if _suffix(path) == ".tsv" else "excel")
+            next(lines)
+            for cells in lines:
+                row -= bool(cells)
+                if row < 0:
+                    break
+            return f"{path.name}:{lines.line_num}"
+        rows = (i for i, line in enumerate(file, 1) if line.strip() and not line.startswith("#"))
+        return f"{path.name}:{next(islice(rows, row, None))}"
+
+
 def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[str, Sequence[str]]:
     """Return the fields of each column of a list of edges.
 
@@ -195,7 +233,69 @@ def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[s
     return dict(zip(header, zip(*cells, strict=True) if cells else [()] * width, strict=True))
 
 
-def _typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
+def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return rows and columns from 1, and any weights, of a MatrixMarket file.
+
+    SciPy's reader is not used: damaged files can end the process in it.
+    """
+    with opened(path, "utf-8-sig") as file:
+        banner = file.readline().lower().split()
+        lines = enumerate(file, 2)
+        fields = [(n, line.split()) for n, line in lines if line.strip() and line[0] != "%"]
+    field, symmetry = banner[3:] if len(banner) == 5 else ("", "")
+    if banner[:3] != ["%%matrixmarket", "matrix", "coordinate"] or field == "complex":
+        raise ValueError(f"{path}:1 must be %%MatrixMarket matrix coordinate, with real numbers")
+    number, width = fields[0][0] if fields else 1, 2 if field == "pattern" else 3
+    try:
+        num_rows, num_cols, entries = map(int, fields[0][1])
+        cells = np.zeros((len(fields) - 1, 3))
+        for row, (number, line) in enumerate(fields[1:]):  # noqa: B007 (errors name the number)
+            i, j, *value = line
+            if len(line) != width or not (0 < int(i) <= num_rows and 0 < int(j) <= num_cols):
+                raise ValueError(f"expected {width} fields, and indices from 1")
+            cells[row] = int(i), int(j), *map(float, value or "1")
+        if len(cells) != entries:
+            raise ValueError(f"expected {entries} entries, got {len(cells)}")
+    except (ValueError, IndexError, OverflowError) as error:
+        raise ValueError(f"{path}:{number} is no line of a MatrixMarket file: {error}") from error
+    if symmetry != "general":
+        mirrored = cells[cells[:, 0] != cells[:, 1]][:, [1, 0, 2]]
+        mirrored[:, 2] *= -1 if symmetry == "skew-symmetric" else 1
+        cells = np.concatenate([cells, mirrored])
+    columns = dict(zip(names, cells[:, :2].astype(np.int64).T, strict=False))
+    return columns | ({} if field == "pattern" else {"weight": cells[:, 2]})
+
+
+def _read_hmetis(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return nodes and hyperedges from 1, and weights of hyperedges if any, of an hMETIS file."""
+    with opened(path, "utf-8-sig") as file:
+        lines = [
+            (number, line.split())
+            for number, line in enumerate(file, 1)
+            if line.strip() and not line.startswith("%")
+        ]
+    number = lines[0][0] if lines else 1
+    try:
+        num_hyperedges, num_nodes, *form = map(int, lines[0][1])
+        weighted = form not in ([], [10])
+        nodes, weights, sizes = [], [], []
+        for number, fields in lines[1 : num_hyperedges + 1]:  # noqa: B007 (errors name it)
+            members = [int(field) for field in fields[weighted:]]
+            if not members or not 1 <= min(members) <= max(members) <= num_nodes:
+                raise ValueError(f"nodes must be from 1 to {num_nodes}")
+            nodes += members
+            weights += [int(fields[0])] * len(members) if weighted else []
+            sizes.append(len(members))
+        if len(sizes) != num_hyperedges:
+            raise ValueError(f"there must be {num_hyperedges} hyperedges, got {len(sizes)}")
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path}:{number} is no line of hMETIS's format: {error}") from error
+    ids = np.array(nodes, np.int64), np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    columns = dict(zip(names, ids, strict=False))
+    return columns | ({"weight": np.array(weights, np.int64)} if weighted else {})
+
+
+def typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
     """Convert cells to integers, else to floats unless they are names, else to text.
 
     Empty cells are NaN or None. If all names are integers, "1.0" is one: pandas writes integers so
@@ -238,6 +338,8 @@ def _simple(values: Any) -> Column:
     if types.is_fixed_size_list(kind) and values.null_count == 0:
         rows = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in values.chunks]
         return np.concatenate([np.zeros(0, np.float32)[:0], *rows]).reshape(-1, kind.list_size)
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return values.cast(pyarrow.timestamp("us"), safe=False).to_numpy()
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if is_number and (values.null_count == 0 or types.is_floating(kind)):
         return values.to_numpy()

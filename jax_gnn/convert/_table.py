@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
 from jax_gnn.convert import _data
-from jax_gnn.convert._columns import Column, Table, encode, numbers, read_columns
+from jax_gnn.convert._columns import Column, Table, encode, numbers, place_of, read_columns
 from jax_gnn.convert._data import Container, Data, Tree
+from jax_gnn.convert._kinds import (
+    FILLS,
+    blank_markers,
+    fill_value,
+    read_kind,
+    typo_notice,
+    whole_seconds,
+)
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
@@ -32,14 +41,18 @@ def from_table(
     hypergraph: bool = False,
     one_hot: str | Sequence[str] = (),
     labels: str | Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
+    fill: Literal["mean", "median", "zero", "indicator"] | None = None,
 ) -> Data:
     """Read a graph from a table of edges and, optionally, one of nodes.
 
-    A table is the path of a CSV file with a header (TSV by its suffix, Parquet by pyarrow), a
-    mapping of columns, a data frame of pandas or polars, or any other object with the Arrow C
-    stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by pyarrow). A
-    file of another suffix that begins with ``#`` is a list of edges in SNAP's format: comments, and
-    fields between white space, of which the first two are source and destination.
+    A table is the path of a CSV file with a header (TSV by its suffix, Parquet and Arrow by
+    pyarrow), a mapping of columns, a data frame of pandas or polars, or any other object with the
+    Arrow C stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by
+    pyarrow). A file of another suffix that begins with ``#`` is a list of edges in SNAP's format:
+    comments, and fields between white space, of which the first two are source and destination. An
+    entry (i, j) of a MatrixMarket file (``.mtx``) is an edge from i to j, which count from 1; with
+    ``hypergraph``, a line of an hMETIS file (``.hgr``) is a hyperedge.
 
     Edges name nodes by text or integers. Edges with a missing name, or a name in no row of
     ``nodes``, are dropped. If some names are text, integers become text; 1.0 is 1. The index of a
@@ -58,12 +71,21 @@ def from_table(
         hypergraph: whether ``dst`` names hyperedges: each row puts a node into one.
         one_hot: columns of either table that become a column for each of their values.
         labels: columns that become the numbers of their values, -1 if missing.
+        ignore: columns of either table that are left out.
+        fill: number that takes the place of missing ones in columns of floats: the "mean" or
+            "median" of the column, "zero", or by "indicator" the mean beside a column
+            ``"KEY is missing"`` of zeros and ones. None leaves NaN.
 
     Returns:
         ``Data`` of a ``Graph``; of a ``RelationalGraph`` with ``relation``, of a ``HeteroGraph``
         from tables by type, of a ``Hypergraph`` with ``hypergraph``, where columns of ``edges`` are
         ``incidences``. Other columns of numbers are float32, NaN if missing, or of 64 bits if
-        float32 would round numbers beyond 2**24, such as times; columns of text are dropped.
+        float32 would round numbers beyond 2**24. Dates and times are seconds since 1970 as int64,
+        or microseconds if some are no whole seconds. Columns of other text are dropped; columns
+        of nodes that only number the rows are int64, which ``features()`` leaves out. Text is read
+        as numbers if all cells are such or missing (``NA``, ``N/A``, ``null``, ``NaN``, ``None``,
+        ``-``, ``?`` or nothing), also with thousands separators or one sign, as in ``$1,234.5``;
+        at most 1 % of cells may be typos, which count as missing.
         ``categories`` has the values of ``one_hot`` and ``labels``, of all tables together.
 
     Example:
@@ -96,6 +118,12 @@ def from_table(
         kind: _Table.read("nodes", kind, table, by_type, [("node", node)])
         for kind, table in nodes_by_type.items()
     }
+    if fill not in (None, *FILLS):
+        raise ValueError(f"fill must be one of {', '.join(FILLS)} or None, got {fill!r}")
+    for name in _as_sequence(ignore):
+        columns = [table.columns.pop(name, None) for table in [*edge_tables, *node_tables.values()]]
+        if all(column is None for column in columns):
+            raise ValueError(f"ignore must be among the columns of either table, got {name!r}")
     report: list[str] = []
     names = _assign_ids(edge_tables, node_tables, report)
     sizes = {kind: len(kind_names) for kind, kind_names in names.items()}
@@ -123,7 +151,7 @@ def from_table(
     tables = [*edge_tables, *node_tables.values()]
     categories = _encode_categories(tables, one_hot, labels)
     for table in tables:
-        table.convert(_as_sequence(labels), categories, report)
+        table.convert(_as_sequence(labels), categories, fill, report)
     edge_names = names.pop(HYPEREDGES) if hypergraph else None
     parts: dict[str, Any] = {
         "edges": {table.key: table.columns for table in edge_tables},
@@ -149,6 +177,7 @@ class _Table:
     # Columns of names by their names in errors; `_assign_ids` replaces them by ids.
     ids: dict[str, Column]
     columns: dict[str, Column]  # all other columns
+    place: Callable[[int], str]  # description of the place of a row
     # (rows,) booleans, the rows that are not dropped; None for all.
     is_kept: np.ndarray | None = None
 
@@ -168,10 +197,14 @@ class _Table:
                 names = ", ".join(map(repr, columns))
                 raise ValueError(f"{role} must be a column of {title}, {names}, got {column!r}")
         ids = {f"{title}[{column!r}]": _as_integers(columns.pop(column)) for _, column in roles}
-        return cls(title, key, ids, columns)
+        return cls(title, key, ids, columns, partial(place_of, table))
 
     def convert(
-        self, labels: Sequence[str], categories: Mapping[str, np.ndarray], report: list[str]
+        self,
+        labels: Sequence[str],
+        categories: Mapping[str, np.ndarray],
+        fill: str | None,
+        report: list[str],
     ) -> None:
         """Convert all other columns to numbers, in the rows that are kept."""
         for key, values in [*self.columns.items()]:
@@ -180,23 +213,54 @@ class _Table:
                 missing, array = values < 0, values.astype(np.int32)
                 if key not in labels:
                     array = (values[:, None] == np.arange(len(categories[key]))).astype(np.float32)
-            elif (array := numbers(values)) is None:
-                report.append(
-                    f"{name} holds no numbers, and is in neither one_hot nor labels: dropped"
-                )
+            elif (numeric := self._read(key, name, values, report)) is None:
                 del self.columns[key]
                 continue
             else:
-                missing = np.isnan(array)
-                if array.dtype != np.float32:
-                    by_name = self.title.startswith("nodes") and array.dtype.kind in "iu"
-                    report.append(
-                        f"{name} has numbers beyond 2**24, which float32 rounds: kept in "
-                        f"{array.dtype}{', so that features() takes it by name only' * by_name}"
-                    )
+                array, missing = numeric, np.isnan(numeric)
             if missing.any():
-                report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing")
+                filled = fill is not None and array.dtype.kind == "f" and array.ndim == 1
+                value = fill_value(array, fill) if fill is not None and filled else 0
+                told = f", filled with {value:.6g}" if filled else ""
+                report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{told}")
+                if filled:
+                    array = np.where(missing, value, array).astype(array.dtype)
+                if filled and fill == "indicator":
+                    flags = missing if self.is_kept is None else missing[self.is_kept]
+                    self.columns[f"{key} is missing"] = flags.astype(np.float32)
             self.columns[key] = array if self.is_kept is None else array[self.is_kept]
+
+    def _read(self, key: str, name: str, values: Column, report: list[str]) -> np.ndarray | None:
+        """Return a column as numbers, None if it has none; report how it was read."""
+        try:
+            reading = read_kind(key, values, self.place)
+        except ValueError as error:
+            raise ValueError(f"{self.title}: {error}") from error
+        if reading.kind in ("category", "text") or reading.values.dtype == object:
+            report.append(f"{name} holds no numbers, and is in neither one_hot nor labels: dropped")
+            return None
+        if notice := typo_notice(reading, values, self.place):
+            report.append(f"{name}: {notice}")
+        by_name = ", so that features() takes it by name only" * self.title.startswith("nodes")
+        if reading.kind == "time":
+            times, unit = whole_seconds(reading.values)
+            form = f" ({reading.how})" * bool(reading.how)
+            report.append(f"{name} holds times{form}: {unit}, {times.dtype}{by_name}")
+            return times
+        if reading.how:
+            report.append(f"{name} holds numbers {reading.how}")
+        if reading.kind == "index" and by_name:
+            report.append(f"{name} only numbers the rows: kept in int64{by_name}")
+            return reading.values.astype(np.int64)
+        array = numbers(reading.values)
+        assert array is not None
+        if array.dtype != np.float32:
+            is_integer = array.dtype.kind in "iu"
+            report.append(
+                f"{name} has numbers beyond 2**24, which float32 rounds: kept in "
+                f"{array.dtype}{by_name * is_integer}"
+            )
+        return array
 
 
 def _as_integers(values: Column) -> Column:
@@ -289,6 +353,8 @@ def _encode_categories(
             if name in categories:
                 raise ValueError(f"one_hot and labels must share no column, got {name!r} in both")
             columns = {f"{table.title}[{name!r}]": table.columns[name] for table in sources}
+            if option == "labels":
+                columns = {title: blank_markers(values) for title, values in columns.items()}
             categories[name], codes = encode(columns)
             for table, code in zip(sources, codes, strict=True):
                 table.columns[name] = code

@@ -21,6 +21,7 @@ from jax_gnn.datasets._dataset import (
     RelationalDataset,
 )
 from jax_gnn.datasets._digits import digits, digits_graph
+from jax_gnn.datasets._edge_files import load_hmetis, load_matrix_market, load_snap
 from jax_gnn.datasets._edges import EdgeSplit, negative_edges, split_edges, with_split_edges
 from jax_gnn.datasets._features import with_noisy_label_features, with_random_features
 from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, load_tu
@@ -56,8 +57,10 @@ __all__ = [
     "load_graph_npz",
     "load_graphs",
     "load_hgb",
+    "load_hmetis",
     "load_hypergcn",
     "load_hypergraph",
+    "load_matrix_market",
     "load_npz",
     "load_ogb_graphs",
     "load_ogb_nodes",
@@ -65,6 +68,7 @@ __all__ = [
     "load_rdf",
     "load_relational",
     "load_relational_npz",
+    "load_snap",
     "load_triples",
     "load_tu",
     "negative_edges",

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from jax_gnn.datasets._dataset import NodeDataset
 from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
 
 KNOWN = "; known are "  # precedes the list of formats in the error of a loader
-LOADERS = load_hypergraph, load_graph, load_graphs, load_relational
+LOADERS: tuple[Callable[..., NodeDataset], ...] = (
+    load_hypergraph,
+    load_graph,
+    load_graphs,
+    load_relational,
+)
 
 
-def load_any(source: str) -> list[NodeDataset]:
+def load_any(source: str, **options: Any) -> list[NodeDataset]:
     """Load a source by each loader that can read it; several loaders may read one file.
+
+    Options are those of :func:`load_graph`; with any, it alone reads the source.
 
     Raises:
         ValueError: No loader can read the source, or it does not exist.
     """
     datasets: list[NodeDataset] = []
     errors = []
-    for load in LOADERS:
+    for load in (load_graph,) if options else LOADERS:
         try:
-            datasets.append(load(source))
+            datasets.append(load(source, **options))
         except (ImportError, OSError, ValueError) as error:
             errors.append(str(error))
     if not datasets:

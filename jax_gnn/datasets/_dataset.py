@@ -60,7 +60,9 @@ class NodeDataset:
         format: format of the files, if models have special settings for it: ``"planetoid"``.
         repeated: number of edges, incidences or facts that were left out as repetitions.
         unused: names of files and columns that the dataset does not contain.
-        columns: descriptions of the columns of a table and their use, for data from tables.
+        columns: name and use of each column, for data from tables.
+        notices: sentences about missing, filled and mistyped cells of tables.
+        table_recipe: JSON by which :func:`load_csv` makes the same features of another table.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
@@ -83,7 +85,9 @@ class NodeDataset:
     # Set on instances by loaders: not fields, so that copies with changed fields drop them.
     repeated: ClassVar[int] = 0
     unused: ClassVar[tuple[str, ...]] = ()
-    columns: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[tuple[tuple[str, str], ...]] = ()
+    notices: ClassVar[tuple[str, ...]] = ()
+    table_recipe: ClassVar[str | None] = None
     _counts: ClassVar[tuple[str, ...]] = ("num_nodes",)  # sizes that repr shows
 
     def __repr__(self) -> str:

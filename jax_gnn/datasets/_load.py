@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax_gnn._core.files import as_path
-from jax_gnn.datasets._csv import load_csv
+from jax_gnn.datasets._csv import SUFFIXES, load_csv
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -18,6 +19,7 @@ from jax_gnn.datasets._dataset import (
     RelationalDataset,
 )
 from jax_gnn.datasets._digits import digits, digits_graph
+from jax_gnn.datasets._edge_files import load_hmetis, load_matrix_market, load_snap
 from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, load_tu
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
@@ -63,14 +65,20 @@ _HYPERGRAPHS = (
         "a folder with hyperedges-NAME.txt",
         "Cornell",
     ),
+    _Format(("*.hgr",), load_hmetis, "NAME.hgr", "hMETIS"),
 )
 _GRAPHS = (
     _Format(("*.npz",), load_graph_npz, "NAME.npz", "plain arrays"),
     _Format(("ind.*",), load_planetoid, "a folder with ind.NAME.graph", "Planetoid"),
     _Format(
-        ("*nodes.csv", "*edges.csv"), load_csv, "a folder with nodes.csv and edges.csv", "tables"
+        tuple(f"*{part}.{kind}" for part in ("nodes", "edges") for kind in SUFFIXES),
+        load_csv,
+        "a folder with nodes.csv and edges.csv",
+        "tables",
     ),
     _Format(("node-label.csv.gz",), load_ogb_nodes, "a folder with raw/node-label.csv.gz", "OGB"),
+    _Format(("*.mtx", "*.mtx.gz"), load_matrix_market, "NAME.mtx", "MatrixMarket"),
+    _Format(("*.txt", "*.txt.gz"), load_snap, "NAME.txt", "SNAP's lists of edges"),
 )
 _MANY_GRAPHS = (
     _Format(("*_A.txt",), load_tu, "a folder with NAME_A.txt", "TUDataset"),
@@ -99,7 +107,7 @@ def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
     return _load(source, digits, _HYPERGRAPHS)
 
 
-def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
+def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
     """Read a graph dataset in the format that the names of its files show.
 
     Args:
@@ -107,8 +115,9 @@ def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
             ``.npz`` file (:func:`load_graph_npz`), or a folder of Planetoid
             (:func:`load_planetoid`), of the Open Graph Benchmark (:func:`load_ogb_nodes`) or with
             two CSV files (:func:`load_csv`), or one of the files.
+        **options: arguments of :func:`load_csv`, for tables. A ``recipe`` is left out for others.
     """
-    return _load(source, digits_graph, _GRAPHS)
+    return _load(source, digits_graph, _GRAPHS, options)
 
 
 def load_graphs(source: str | os.PathLike[str]) -> GraphsDataset:
@@ -136,10 +145,12 @@ def _load(
     source: str | os.PathLike[str],
     load_digits: Callable[[], Dataset] | None,
     formats: Sequence[_Format[Dataset]],
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Dataset:
     descriptions = [entry.description for entry in formats]
     if load_digits is not None:
         if isinstance(source, str) and source == "digits":
+            _check_options(source, options)
             return load_digits()
         descriptions.insert(0, "digits: scikit-learn's handwritten digits")
     choices = "known are " + "; ".join(descriptions)
@@ -160,6 +171,8 @@ def _load(
         matches = [entry for entry in matches if "*.npz" not in entry.patterns]
         if not matches:
             raise ValueError(f"{path} is a folder of .npz files; name one of them")
+    if path.is_dir():  # where text may be anything
+        matches = [entry for entry in matches if entry.load is not load_snap]
     if not matches:
         problem = "is of no known format" if names else "is an empty folder"
         raise ValueError(f"{path} {problem}; {choices}")
@@ -167,4 +180,14 @@ def _load(
         matches = [entry for entry in matches if entry.load is not load_gin]
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
-    return matches[0].load(path)
+    load: Callable[..., Dataset] = matches[0].load
+    if load is load_csv:
+        return load(path, **options)
+    _check_options(path, options)
+    return load(path)
+
+
+def _check_options(source: object, options: Mapping[str, Any]) -> None:
+    """Check that there are no options of tables for data that are none."""
+    if names := [name for name in options if name != "recipe"]:
+        raise ValueError(f"{source} must be tables for {', '.join(names)}")

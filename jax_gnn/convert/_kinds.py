@@ -1,0 +1,331 @@
+"""Kinds of columns: numbers, times, categories, free text, indices; one reader for all tables.
+
+A *word* is a cell of text without the blanks around it. Words are parsed once for all cells that
+have them. A *typo* is a cell that is none of what almost all cells of its column are.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from jax_gnn.convert._columns import Column, encode, is_missing, numbers, typed
+from jax_gnn.convert._data import objects
+
+Kind: TypeAlias = Literal["number", "time", "category", "text", "index", "empty"]
+
+MARKERS = frozenset({"", "na", "n/a", "#n/a", "null", "nan", "none", "-", "?"})
+"""Words that stand for missing numbers and times, in lower case."""
+LABEL_MARKERS = MARKERS - {"none", "-", "?"}
+"""Words that stand for missing labels; "none" may be a class."""
+FILLS = "mean", "median", "zero", "indicator"
+"""Ways to fill missing numbers; "indicator" is the mean, and a column that says which."""
+MAX_VALUES = 256
+"""Largest number of values of a category; a column with more of them is free text."""
+MAX_TYPOS = 0.01
+"""Largest share of typos that count as missing; up to `_MIXED`, typos are an error."""
+_MIXED = 0.1
+_FEW = 12  # numbers besides which a repeated word is a value of a category, such as "3+"
+_MIN_ROWS = 10  # below this number of rows, 0, 1, 2 may be numbers by chance
+_SAMPLE = 50  # words on which a parser is tried before it parses all
+_MICROSECONDS = 10**6
+_EPOCH = datetime.datetime(1970, 1, 1)
+
+_SIGNS = "%", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CHF"
+_WITH_COMMAS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?").fullmatch
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?", re.ASCII).fullmatch
+_DATES = {
+    "year/month/day": "%Y/%m/%d",
+    "day.month.year": "%d.%m.%Y",
+    "month/day/year": "%m/%d/%Y",
+    "day/month/year": "%d/%m/%Y",
+    "day-month-year": "%d-%m-%Y",
+    "day month year": "%d %b %Y",
+    "day-month-year by name": "%d-%b-%Y",
+    "day month year by name": "%d %B %Y",
+    "month day, year": "%b %d, %Y",
+    "month day, year by name": "%B %d, %Y",
+}
+_CLOCKS = "", " %H:%M", " %H:%M:%S", " %I:%M %p"
+_INDEX_NAME = re.compile(r"|(?i:id|index|idx|uuid|guid|unnamed: 0|rowid|.*[_ .-]id)").fullmatch
+
+
+class Reading(NamedTuple):
+    """A column as it was understood.
+
+    Attributes:
+        kind: Kind of the column.
+        values: Numbers, ``(rows, *features)``, NaN if missing; times in microseconds since 1970 in
+            UTC, float64; words, None if missing, for all other kinds.
+        how: Description of how cells were read, if not plainly.
+        typos: Rows that count as missing, as their cells were not understood.
+    """
+
+    kind: Kind
+    values: np.ndarray
+    how: str = ""
+    typos: tuple[int, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """Number of cells that are missing, typos included."""
+        if self.values.dtype == object:
+            return sum(value is None for value in self.values.tolist())
+        return int(np.isnan(self.values).sum())
+
+
+def read_kind(
+    name: str,
+    values: Column,
+    place: Callable[[int], str],
+    kind: Kind | None = None,
+) -> Reading:
+    """Return what a column of a table holds.
+
+    Args:
+        name: Name of the column, which tells indices from numbers.
+        values: The column, as `read_columns` returns it.
+        place: Description of the place of a row, for errors.
+        kind: Kind of the column in an earlier table; None finds the kind.
+
+    Raises:
+        ValueError: More than 1 % of the cells are typos; the error names the first three.
+    """
+    if kind in (None, "time") and (times := _times(values)) is not None:
+        return Reading("time", times)
+    if kind in (None, "number") and (array := numbers(values)) is not None:
+        present = ~np.isnan(array)
+        if not present.any() and array.ndim == 1 and kind is None:
+            return Reading("empty", array)
+        is_index = kind is None and _is_index(name, array)
+        return Reading("index" if is_index else "number", array)
+    arrow = not isinstance(values, np.ndarray)  # numbers its values faster than Python does
+    names, (codes,) = encode({name: values if arrow else _words(values)})
+    words = [str(word).strip() for word in names.tolist()]
+    if kind not in ("category", "text", "index"):
+        parsed = _parsed(name, words, codes, place, kind)
+        if parsed is not None:
+            is_index = kind is None and parsed.kind == "number" and _is_index(name, parsed.values)
+            return parsed._replace(kind="index") if is_index else parsed
+    distinct, rows = len(words), len(codes)
+    cells = objects([*(word or None for word in words), None])[codes]
+    if kind is None:
+        is_text = distinct > MAX_VALUES or (rows >= 2 * _MIN_ROWS and distinct > rows / 2)
+        kind = "text" if is_text else "category"
+        kind = "index" if distinct == rows and _INDEX_NAME(name) else kind
+    return Reading(kind, cells)
+
+
+def typo_notice(reading: Reading, values: Column, place: Callable[[int], str]) -> str:
+    """Describe the typos of a column and where they are; "" without any."""
+    if not reading.typos:
+        return ""
+    cells = _words(values)
+    what = "number" if reading.kind == "number" else "time"
+    listed = _listed_typos(cells, reading.typos, place)
+    more = f" and {len(reading.typos) - 3} more" if len(reading.typos) > 3 else ""
+    return f"{listed}{more}, no {what}: counted as missing"
+
+
+def blank_markers(values: Column) -> np.ndarray:
+    """Return a column of labels or parts with None for words that stand for missing ones."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
+    words = _words(values).tolist()
+    cells = ["" if word is None or word.casefold() in LABEL_MARKERS else word for word in words]
+    return typed(cells, True)  # the numbers among them are integers
+
+
+def _words(values: Column) -> np.ndarray:
+    """Return the cells of a column as text without blanks around it, None if missing."""
+    cells = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
+    words = (None if is_missing(cell) else str(_plain(cell)).strip() for cell in cells)
+    return objects([word or None for word in words])
+
+
+def _plain(cell: object) -> object:
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+
+
+def _is_index(name: str, array: np.ndarray) -> bool:
+    """Return whether numbers only number the rows."""
+    if array.ndim != 1 or len(array) < 2 or not np.isfinite(array).all():
+        return False
+    if (array != np.floor(array)).any():
+        return False
+    if len(array) >= _MIN_ROWS and np.array_equal(array - array[0], np.arange(len(array))):
+        return bool(array[0] in (0, 1))
+    return _INDEX_NAME(name) is not None and len(np.unique(array)) == len(array)
+
+
+# --- Text that is numbers or times ----------------------------------------------------------------
+
+
+def _parsed(
+    name: str,
+    words: Sequence[str],
+    codes: np.ndarray,
+    place: Callable[[int], str],
+    kind: Kind | None,
+) -> Reading | None:
+    """Return words as numbers or times; None if they are neither, unless the kind is known."""
+    is_marker = np.array([word.casefold() in MARKERS for word in words], bool)
+    candidates = [word for word, marker in zip(words, is_marker, strict=True) if not marker]
+    counts = np.bincount(codes[codes >= 0], minlength=len(words))
+    if not candidates:
+        kind = kind or "empty"
+        return Reading(kind, np.full(len(codes), np.nan))
+    best: tuple[int, Kind, str, np.ndarray] | None = None
+    alternatives: list[str] = []
+    for found, how, parse in _parsers(candidates):
+        if kind not in (None, found):
+            continue
+        sample = candidates[:: max(1, len(candidates) // _SAMPLE)]
+        if kind is None and sum(map(math.isnan, map(parse, sample))) > len(sample) / 2:
+            continue
+        array = np.array([math.nan if m else parse(w) for w, m in zip(words, is_marker)])  # noqa: B905
+        bad = int(counts[np.isnan(array) & ~is_marker].sum())
+        if bad == 0 and best is not None and best[0] == 0:
+            alternatives.append(how)
+        elif best is None or bad < best[0]:
+            best = bad, found, how, array
+    if best is None and kind is None:
+        return None
+    if best is None:
+        best = len(codes), kind or "number", "", np.full(len(words), np.nan)
+    bad, found, how, array = best
+    is_bad = np.append(np.isnan(array) & ~is_marker, False)
+    # A word that many cells have beside few numbers, such as "3+", is a value and no typo.
+    repeated = bad > is_bad.sum() and (~np.isnan(array)).sum() <= _FEW
+    if kind is None and (bad > _MIXED * len(codes) or (repeated and bad > MAX_TYPOS * len(codes))):
+        return None
+    rows = np.flatnonzero(is_bad[codes])
+    if bad > MAX_TYPOS * len(codes):
+        cells = objects([*words, None])[codes]
+        raise ValueError(
+            f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: "
+            f"{_listed_typos(cells, rows, place)}; correct them, or ignore the column"
+        )
+    if alternatives and "/" in how:
+        how += f" ({alternatives[0]} fits as well)"
+    return Reading(found, np.append(array, np.nan)[codes], how, tuple(rows.tolist()))
+
+
+def _listed_typos(
+    cells: np.ndarray, rows: Sequence[int] | np.ndarray, place: Callable[[int], str]
+) -> str:
+    return ", ".join(f"{place(int(row))} has {cells[row]!r:.40}" for row in rows[:3])
+
+
+def _parsers(words: Sequence[str]) -> Iterator[tuple[Kind, str, Callable[[str], float]]]:
+    """Yield kinds, descriptions and parsers that some of the words suggest; NaN is a refusal."""
+    yield "number", "", _number
+    text = "".join(words)
+    for sign in ("", *(sign for sign in _SIGNS if sign in text)):
+        how = " and ".join([*["thousands separators"] * ("," in text), *[sign] * bool(sign)])
+        if how:
+            yield "number", f"with {how}", functools.partial(_decorated, sign)
+    if any(char.isdigit() for char in text):
+        yield "time", "", _iso
+        for how, date in _DATES.items():
+            for clock in _CLOCKS:
+                yield "time", how, functools.partial(_strptime, date + clock)
+
+
+def _number(word: str) -> float:
+    if "_" in word or not word.isascii():  # float() takes 1_0 and the digits of all scripts
+        return math.nan
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
+
+
+def _decorated(sign: str, word: str) -> float:
+    """Return a number with thousands separators, and a sign before or after it."""
+    if sign:
+        minus = word.startswith("-") and not word.endswith(sign)
+        body = word[1:].strip() if minus else word
+        if body.startswith(sign):
+            word = body.removeprefix(sign)
+        elif body.endswith(sign):
+            word = body.removesuffix(sign)
+        else:
+            return math.nan
+        word = "-" * minus + word.strip()
+    return _number(word.replace(",", "") if _WITH_COMMAS(word) else word)
+
+
+def _iso(word: str) -> float:
+    if not _ISO(word):
+        return math.nan
+    try:
+        return _since_epoch(datetime.datetime.fromisoformat(word))
+    except (ValueError, OverflowError):  # a zone may lead beyond the year 9999
+        return math.nan
+
+
+def _strptime(form: str, word: str) -> float:
+    try:
+        return _since_epoch(datetime.datetime.strptime(word, form))
+    except ValueError:
+        return math.nan
+
+
+def _since_epoch(time: datetime.datetime) -> float:
+    """Return microseconds since 1970; times without a zone are taken for UTC."""
+    if time.tzinfo is not None:
+        time = time.astimezone(datetime.UTC).replace(tzinfo=None)
+    return float((time - _EPOCH) // datetime.timedelta(microseconds=1))
+
+
+def _times(values: Column) -> np.ndarray | None:
+    """Return a column of times in microseconds since 1970; None if it holds anything else."""
+    if not isinstance(values, np.ndarray):
+        return None
+    if values.dtype.kind == "M":
+        microseconds = values.astype("datetime64[us]").astype(np.int64).astype(np.float64)
+        return np.where(np.isnat(values), np.nan, microseconds)
+    if values.dtype != object:
+        return None
+    cells = [None if is_missing(cell) else cell for cell in values.tolist()]
+    if not any(isinstance(cell, datetime.date) for cell in cells) or not all(
+        cell is None or isinstance(cell, datetime.date) for cell in cells
+    ):
+        return None
+    midnight = datetime.time()
+    return np.array(
+        [
+            math.nan
+            if cell is None
+            else _since_epoch(
+                cell
+                if isinstance(cell, datetime.datetime)
+                else datetime.datetime.combine(cell, midnight)
+            )
+            for cell in cells
+        ]
+    )
+
+
+def fill_value(array: np.ndarray, fill: str) -> float:
+    """Return the number that takes the place of missing ones: mean, median or zero."""
+    present = array[np.isfinite(array)]
+    if fill == "zero" or not present.size:
+        return 0.0
+    return float(np.median(present) if fill == "median" else present.mean(dtype=np.float64))
+
+
+def whole_seconds(microseconds: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return times as integers, or floats if some are missing, and their unit in words."""
+    present = ~np.isnan(microseconds)
+    is_whole = (microseconds[present] % _MICROSECONDS == 0).all()
+    scaled = microseconds / _MICROSECONDS if is_whole else microseconds
+    unit = "seconds" if is_whole else "microseconds"
+    return (scaled.astype(np.int64) if present.all() else scaled), f"{unit} since 1970 (UTC)"

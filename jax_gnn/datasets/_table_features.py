@@ -1,0 +1,271 @@
+"""Columns of a table of nodes as features, which later tables get in the same way."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from jax_gnn._core.files import Memory
+from jax_gnn.convert._columns import Column, numbers
+from jax_gnn.convert._kinds import Kind, Reading, fill_value, read_kind, typo_notice
+
+HASHED = 64
+"""Number of features of a column of free text, of which a word counts in one."""
+_DAY = 86_400 * 10**6  # microseconds
+_LISTED = 5
+
+Place = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class ColumnFeatures:
+    """Description of the features that a column of a table becomes.
+
+    Attributes:
+        name: Name of the column.
+        kind: Kind of the column.
+        fill: Number that takes the place of missing ones, in units of the feature.
+        indicator: Whether another feature says which numbers are missing.
+        origin: Time from which days are counted, in microseconds since 1970.
+        values: Values of a category.
+        width: Number of numbers in a cell.
+    """
+
+    name: str
+    kind: Kind
+    fill: float = 0.0
+    indicator: bool = False
+    origin: float = 0.0
+    values: tuple[str, ...] = ()
+    width: int = 1
+
+    @classmethod
+    def of(cls, name: str, reading: Reading, fill: str) -> ColumnFeatures:
+        """Describe the features of a column of the table of a training."""
+        if reading.kind == "category":
+            words = {word for word in reading.values.tolist() if word is not None}
+            return cls(name, "category", values=tuple(sorted(words)))
+        if reading.kind == "text":
+            return cls(name, "text", width=HASHED)
+        array, origin = reading.values, 0.0
+        if reading.kind == "time":
+            origin = float(np.nanmin(array) // _DAY * _DAY)
+            array = (array - origin) / _DAY
+        return cls(
+            name,
+            reading.kind,
+            fill=fill_value(array, fill),
+            indicator=fill == "indicator" and bool(reading.missing),
+            origin=origin,
+            width=int(np.prod(array.shape[1:])),
+        )
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features: ``KEY=VALUE`` for a value of a category."""
+        if self.kind == "category":
+            return [f"{self.name}={value}" for value in self.values]
+        names = [self.name]
+        if self.kind == "text" or self.width > 1:
+            names = [f"{self.name}#{i}" for i in range(self.width)]
+        return [*names, *[f"{self.name} is missing"] * self.indicator]
+
+    def features(self, reading: Reading) -> np.ndarray:
+        """Return ``(rows, features)`` float32 of a column of this kind."""
+        cells, rows = reading.values, len(reading.values)
+        if self.kind == "category":
+            number = {value: i for i, value in enumerate(self.values)}
+            codes = np.array([number.get(cell, -1) for cell in cells.tolist()], np.int64)
+            return np.asarray(codes[:, None] == np.arange(len(self.values)), np.float32)
+        if self.kind == "text":
+            counts = np.zeros((rows, self.width), np.float32)
+            for row, cell in enumerate(cells.tolist()):
+                for word in re.findall(r"\w+", (cell or "").casefold()):
+                    counts[row, zlib.crc32(word.encode()) % self.width] += 1
+            counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1)
+            return counts
+        array = cells.reshape(rows, self.width)
+        if self.kind == "time":
+            array = (array - self.origin) / _DAY
+        missing = np.isnan(array)
+        filled = np.where(missing, self.fill, array).astype(np.float32)
+        flags = [missing.any(axis=1, keepdims=True).astype(np.float32)] * self.indicator
+        return np.concatenate([filled, *flags], axis=1)
+
+
+@dataclass
+class TableFeatures:
+    """Features of a table of nodes, and what a reader of the table should know of them.
+
+    Attributes:
+        columns: Descriptions of the columns that become features.
+        parts: Features of each of these columns, ``(rows, features)``.
+        details: Description of each column of the table, by name.
+        unused: Reasons why columns become no features, by name.
+        notices: Sentences about typos, missing numbers and unknown values.
+        large: Columns of numbers that float32 rounds.
+        filled: Number of missing cells that were filled, by name.
+    """
+
+    columns: list[ColumnFeatures] = field(default_factory=list)
+    parts: list[np.ndarray] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    large: list[str] = field(default_factory=list)
+    filled: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def x(self) -> np.ndarray | None:
+        """Features of all columns, ``(rows, features)`` float32; None without any."""
+        return np.concatenate(self.parts, axis=1) if self.parts else None
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Names of the features; None without any."""
+        return tuple(name for column in self.columns for name in column.feature_names) or None
+
+    @property
+    def recipe(self) -> str:
+        """Description of the columns as JSON, for tables to predict on."""
+        columns = [asdict(column) for column in self.columns]
+        return json.dumps({"columns": columns, "unused": [*self.unused]})
+
+    @classmethod
+    def read(
+        cls,
+        table: Mapping[str, Column],
+        place: Place,
+        memory: Memory,
+        *,
+        fill: str,
+        text: str,
+        recipe: str | None,
+    ) -> TableFeatures:
+        """Read the columns of a table as features.
+
+        Args:
+            table: The columns.
+            place: Description of the place of a row, for notices and errors.
+            memory: Budget of memory.
+            fill: One of `FILLS`.
+            text: "drop" or "hash", for columns of free text.
+            recipe: `recipe` of the table of a training, which decides all other settings.
+        """
+        self = cls()
+        if recipe is not None:
+            parsed = json.loads(recipe)
+            for column in parsed["columns"]:
+                self.columns.append(ColumnFeatures(**{**column, "values": tuple(column["values"])}))
+            known = {column.name for column in self.columns}
+            if missing := [name for name in known if name not in table]:
+                listed = ", ".join(map(repr, sorted(missing)))
+                raise ValueError(f"lacks the columns {listed}, which the model takes")
+            for column in self.columns:
+                self._add(column, table[column.name], place, memory, column.kind)
+            for name in (name for name in table if name not in known):
+                self._leave_out(name, "the model does not take it")
+            if unknown := [name for name in self.unused if name not in parsed["unused"]]:
+                self.notices.append(
+                    "there are columns that the model does not know, which do not count: "
+                    + ", ".join(unknown)
+                )
+            self._tell_filled("those of the training", "")
+            return self
+        for name, values in table.items():
+            reading = read_kind(name, values, place)
+            if reading.kind == "index":
+                self._leave_out(name, "an index, which numbers or names the rows")
+            elif reading.kind == "empty":
+                self._leave_out(name, "nothing but missing cells")
+            elif reading.kind == "text" and text == "drop":
+                count = len({*reading.values.tolist()})
+                self._leave_out(name, f"free text of {count:,} values; --text hash takes its words")
+            else:
+                column = ColumnFeatures.of(name, reading, fill)
+                self.columns.append(column)
+                self._add(column, values, place, memory, reading=reading)
+        how = {
+            "zero": "zero",
+            "indicator": "the mean of their column, beside a feature that says which",
+        }.get(fill, f"the {fill} of their column")
+        self._tell_filled(how, "; --fill has other choices")
+        return self
+
+    def _tell_filled(self, how: str, advice: str) -> None:
+        """Add a notice of the missing numbers that were filled."""
+        if self.filled:
+            counts = ", ".join(f"{name} ({count:,})" for name, count in self.filled.items())
+            self.notices.append(f"missing numbers are filled with {how}: {counts}{advice}")
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.unused[name] = reason
+        self.details[name] = f"not used: {reason}"
+
+    def _add(
+        self,
+        column: ColumnFeatures,
+        values: Column,
+        place: Place,
+        memory: Memory,
+        kind: Kind | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        """Add the features of a column."""
+        name = column.name
+        reading = reading or read_kind(name, values, place, kind)
+        width = len(column.feature_names)
+        memory.claim(f"column {name!r}", 8 * len(values) * width)
+        if column.kind in ("number", "time"):
+            rows = np.flatnonzero(np.isinf(reading.values).reshape(len(values), -1).any(1))
+            if rows.size:
+                raise ValueError(f"column {name!r}: {place(rows[0])} has an infinite number")
+        self.parts.append(column.features(reading))
+        if notice := typo_notice(reading, values, place):
+            self.notices.append(f"column {name!r}: {notice}")
+        if column.kind == "number" and (array := numbers(reading.values)) is not None:
+            self.large += [name] * (array.dtype != np.float32)
+        if column.kind == "category":
+            cells = reading.values.tolist()
+            known = {*column.values, None}
+            if unknown := [cell for cell in dict.fromkeys(cells) if cell not in known]:
+                first = ((cell, place(cells.index(cell))) for cell in unknown[:_LISTED])
+                listed = ", ".join(f"{cell!r:.40} ({where})" for cell, where in first)
+                self.notices.append(
+                    f"column {name!r} has {len(unknown)} values that the model does not know, "
+                    f"which are zeros in all its features: {listed}"
+                )
+        self.details[name] = _description(column, reading)
+        if reading.missing and column.kind in ("number", "time"):
+            self.filled[name] = reading.missing
+
+
+def _description(column: ColumnFeatures, reading: Reading) -> str:
+    """Describe a column and its features in one line."""
+    array, missing = reading.values, reading.missing
+    how = f" {reading.how}" * bool(reading.how)
+    lacking = f"; {missing:,} of {len(array):,} missing" * bool(missing)
+    if column.kind == "category":
+        shown = ", ".join(column.values[:_LISTED]) + ", …" * (len(column.values) > _LISTED)
+        return f"category of {len(column.values)} values ({shown}){lacking and lacking + ', zeros'}"
+    if column.kind == "text":
+        return f"free text: {column.width} counts of words by hash{lacking}"
+    if column.width > 1:
+        return f"{column.width} numbers each{lacking}"
+    lacking += f", filled with {column.fill:.6g}" * bool(missing)
+    lacking += ", and a feature that says which" * column.indicator
+    lacking += f"; {len(reading.typos)} of them typos" * bool(reading.typos)
+    if missing == len(array):
+        return f"{column.kind}{lacking}"
+    low, high = np.nanmin(array), np.nanmax(array)
+    if column.kind == "number":
+        return f"number{how}, {low:.6g} to {high:.6g}{lacking}"
+    days = [np.datetime64(int(time), "us").astype("datetime64[D]") for time in (low, high)]
+    origin = np.datetime64(int(column.origin), "us").astype("datetime64[D]")
+    form = f" ({reading.how})" * bool(reading.how)
+    return f"time{form}, {days[0]} to {days[1]}: days since {origin}{lacking}"
