@@ -9,6 +9,7 @@ import numpy as np
 
 from flax_layers.training import options, report
 from flax_layers.training.config.links import LinkConfig
+from flax_layers.training.direction import settled_direction
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
 from flax_layers.training.links import LinkResult, train_links
@@ -66,6 +67,7 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     config = options.settings_of(recipe.config, args)
     with report.blame_data():
         dataset = load_for(recipe, args.data)
+        config = settled_direction(dataset, config, options.print_direction)
         task = link_task(dataset, config)
     _print_split(recipe, config, dataset, task)
     options.print_data_notes(dataset, config, task.config)

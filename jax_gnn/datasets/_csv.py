@@ -64,7 +64,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             problem = "and not 'label' beside it" if labels else "of numbers"
             raise ValueError(f"column 'target': expected what to regress on, {problem}")
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # checked here
-            data = from_table(edges, nodes, one_hot=one_hot, labels=labels)
+            data = from_table(edges, nodes, directed=True, one_hot=one_hot, labels=labels)
         num_nodes = data.graph.num_nodes
         # Conversion drops edges with unknown names, which here are an error.
         if data.graph.num_edges < len(edges["src"]):
