@@ -24,8 +24,8 @@ from flax_layers.training.link_tasks import EdgeTask
 from flax_layers.training.trained import accuracy, losses, regression_errors
 from jax_gnn.datasets import GraphsDataset, HypergraphDataset, NodeDataset, RelationalDataset, Split
 
-STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4)  # of the L2 penalty; validation chooses one
-MAX_STEPS = 50  # of L-BFGS for each strength
+STRENGTHS = (1e-2, 1e-3, 1e-4)  # of the L2 penalty; validation chooses one
+MAX_STEPS = 30  # of L-BFGS for each strength
 MAX_ROWS = 2**15  # rows that linear models are fitted to
 MAX_ENTRIES = 2**27  # entries of the features and means; wider features are projected
 MAX_COLUMNS = 1024  # columns of projected features
@@ -167,7 +167,8 @@ def _inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.ndarray]:
     inputs = with_means(x, means, dataset.num_nodes)
     if isinstance(dataset, GraphsDataset):  # a graph has the mean of its nodes
         graph_ids = np.repeat(np.arange(dataset.num_graphs), dataset.sizes)
-        pool = _mean_matrix(np.arange(dataset.num_nodes), graph_ids, dataset.num_graphs)
+        ends = np.arange(dataset.num_nodes), graph_ids
+        pool = _mean_matrix(*ends, dataset.num_graphs, dataset.num_nodes)
         inputs = {name: pool @ z for name, z in inputs.items()}
     return inputs
 
@@ -252,19 +253,25 @@ def logistic_models(z: np.ndarray, y: np.ndarray, num_classes: int = 0) -> list[
     weights = np.zeros((z.shape[1] + 1, num_classes if y.ndim == 1 else y.shape[1]))
     models = []
     for strength in STRENGTHS:
-
-        def loss(flat: np.ndarray, strength: float = strength) -> tuple[float, np.ndarray]:
-            rows = jnp.asarray(flat.reshape(weights.shape), jnp.float32)
-            value, gradient = _logistic_loss(rows, features, targets, jnp.float32(strength))
-            return float(value), np.asarray(gradient, np.float64).ravel()
-
-        options = {"maxiter": MAX_STEPS, "ftol": 1e-6}
-        solution = scipy.optimize.minimize(
-            loss, weights.ravel(), jac=True, method="L-BFGS-B", options=options
-        )
-        weights = solution.x.reshape(weights.shape)
+        weights = _minimise(weights, features, targets, strength)
         models.append(_linear(np.float32(weights)))
     return models
+
+
+def _minimise(start: np.ndarray, z: Array, y: Array, strength: float) -> np.ndarray:
+    """Return the weights of the least logistic loss."""
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = jnp.asarray(flat.reshape(start.shape), jnp.float32)
+        value, gradient = _logistic_loss(weights, z, y, jnp.float32(strength))
+        return float(value), np.asarray(gradient, np.float64).ravel()
+
+    options = {"maxiter": MAX_STEPS, "ftol": 1e-6}
+    flat = scipy.optimize.minimize(
+        loss, start.ravel(), jac=True, method="L-BFGS-B", options=options
+    ).x
+    weights: np.ndarray = flat.reshape(start.shape)
+    return weights
 
 
 def _linear(weights: np.ndarray) -> Predict:

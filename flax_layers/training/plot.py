@@ -80,13 +80,20 @@ def plot_learning_curves(
     _save(figure, path)
 
 
-def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title: str) -> None:
+def plot_link_curves(
+    result: LinkResult,
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
     """Draw the training loss and the validations of a training for link prediction over epochs.
 
     Args:
         result: Result of `train_links`.
         path: Image file to write; its suffix chooses the format.
         title: Heading of the figure.
+        baselines: Test metrics by name of a baseline, drawn as lines.
     """
     epochs = np.arange(1, len(result.losses) + 1)
     figure, loss_axes, metric_axes = _figure()
@@ -108,6 +115,9 @@ def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title:
     test = 100 * result.test[result.best_by]
     label = f"test {METRICS[result.best_by]} (best epoch): {test:.1f}"
     _horizontal_line(metric_axes, test, label)
+    for colour, (name, values) in zip(_GREYS, (baselines or {}).items(), strict=False):
+        value = 100 * values[result.best_by]
+        _horizontal_line(metric_axes, value, f"{_short(name)}: {value:.1f}", colour, ":")
     loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
     metric_axes.set(ylabel="%", ylim=(None, min(metric_axes.get_ylim()[1], 100)))
     _style((loss_axes, metric_axes), epochs)
@@ -137,7 +147,9 @@ def _horizontal_line(
 
 def _short(name: str) -> str:
     """Return the name of a baseline for a legend."""
-    return name.partition(" on ")[2].removeprefix("products of ") or name
+    if " on " in name:
+        return "linear, with neighbours" if "neighbours" in name else "linear"
+    return name.partition(" ")[0]
 
 
 def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
