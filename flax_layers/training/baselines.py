@@ -83,7 +83,8 @@ def baseline_scores(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.n
         return test_score
 
     kind = "ridge regression" if dataset.regresses else "logistic regression"
-    models = {"mean" if dataset.regresses else "majority class": constant}
+    models: dict[str, Callable[[Split], float]] = {}
+    models["mean" if dataset.regresses else "majority class"] = constant
     for name, z in _inputs(dataset, config).items():
         models[f"{kind} on {name}"] = linear(z)
     scores = {}
@@ -254,7 +255,7 @@ def logistic_models(z: np.ndarray, y: np.ndarray, num_classes: int = 0) -> list[
     models = []
     for strength in STRENGTHS:
         weights = _minimise(weights, features, targets, strength)
-        models.append(_linear(np.float32(weights)))
+        models.append(_linear(weights.astype(np.float32)))
     return models
 
 

@@ -115,9 +115,9 @@ def plot_link_curves(
     test = 100 * result.test[result.best_by]
     label = f"test {METRICS[result.best_by]} (best epoch): {test:.1f}"
     _horizontal_line(metric_axes, test, label)
-    for colour, (name, values) in zip(_GREYS, (baselines or {}).items(), strict=False):
-        value = 100 * values[result.best_by]
-        _horizontal_line(metric_axes, value, f"{_short(name)}: {value:.1f}", colour, ":")
+    for colour, (name, scores) in zip(_GREYS, (baselines or {}).items(), strict=False):
+        score = 100 * scores[result.best_by]
+        _horizontal_line(metric_axes, score, f"{_short(name)}: {score:.1f}", colour, ":")
     loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
     metric_axes.set(ylabel="%", ylim=(None, min(metric_axes.get_ylim()[1], 100)))
     _style((loss_axes, metric_axes), epochs)

@@ -131,7 +131,7 @@ def from_table(
     if repeated:
         report.append(f"edges: {repeated} of {total} repeat another: kept")
     if isinstance(graph, Graph):
-        share = reversed_share(*ids[0], sizes[""])
+        share = reversed_share(ids[0][0], ids[0][1], sizes[""])
         if directed is None and share < MIN_REVERSED_SHARE:
             report.append(
                 f"edges: {share:.1%} have their reverse: kept as they are; directed=False adds the "
