@@ -10,8 +10,13 @@ from typing import TypeVar
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.config.nodes import TrainConfig
 from jax_gnn import Graph
-from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
-from jax_gnn.datasets import GraphDataset, NodeDataset, RelationalDataset
+from jax_gnn.datasets import (
+    MIN_REVERSED_SHARE,
+    GraphDataset,
+    NodeDataset,
+    RelationalDataset,
+    reversed_share,
+)
 
 C = TypeVar("C", bound="TrainConfig | LinkConfig")
 

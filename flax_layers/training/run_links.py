@@ -74,8 +74,8 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     config = options.settings_of(recipe.config, args)
     with report.blame_data():
         dataset = load_for(recipe, args.data)
-        config = settled_direction(dataset, config, options.print_direction)
         task = link_task(dataset, config)
+    config = settled_direction(dataset, config, options.print_direction)
     _print_split(recipe, config, dataset, task)
     options.print_data_notes(dataset, config, task.config)
     folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
