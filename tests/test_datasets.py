@@ -200,7 +200,7 @@ def test_hypergraph_keeps_sizes():
 
 
 def test_names_of_a_table():
-    data = from_table({"src": ["b", "a"], "dst": ["a", "c"]})
+    data = from_table({"src": ["b", "a"], "dst": ["a", "c"]}, directed=True)
     names = {"node_names": data.node_names, "label_names": np.array(["t", "u"], object)}
     dataset = GraphDataset(name="g", num_nodes=3, src=[0], dst=[1], y=[0, 1, 0], **names)
     assert dataset.node_names == ("a", "b", "c") and dataset.label_names == ("t", "u")

@@ -545,12 +545,14 @@ def test_normalization_of_features():
 def test_sums_of_many_neighbours():
     # Maps of sums begin and move as if these were means; other parameters do not.
     dataset = make_table_dataset()
-    size = sum_size(dataset, settled(dataset, GINConfig()))
+    graph = dataset.graph()
+    size = sum_size(dataset, settled(dataset, GINConfig()), graph)
     assert size == pytest.approx(1 + dataset.num_edges / dataset.num_nodes)
-    assert sum_size(dataset, GINConfig(feature_normalization="row")) == 1
-    assert sum_size(dataset, GCNConfig()) == 1
+    assert sum_size(dataset, GINConfig(feature_normalization="row"), graph) == 1
+    assert sum_size(dataset, GCNConfig(), graph) == 1
     weighted = dataclasses.replace(dataset, edge_weight=np.full(dataset.num_edges, 3.0))
-    weighted_size = sum_size(weighted, GINConfig(edge_weight=True, feature_normalization="none"))
+    weights = GINConfig(edge_weight=True, feature_normalization="none")
+    weighted_size = sum_size(weighted, weights, graph)
     assert weighted_size - 1 == pytest.approx(3 * (size - 1))
     # The second map of a GIN's perceptron is of no sum.
     params = nnx.state(GIN(3, 4, 2, num_layers=2, rngs=nnx.Rngs(0)), nnx.Param)
@@ -1088,8 +1090,8 @@ def test_columns_are_found_by_their_names():
         columns_names = tuple(names[i] for i in columns)
         return dataclasses.replace(data, x=data.x[:, columns], feature_names=columns_names)
 
-    config = GCNConfig(**SMALL | {"splits": 1}, feature_normalization="standardize")
-    trained = train(data, config).trained
+    options = {"splits": 1, "feature_normalization": "standardize", "direction": "directed"}
+    trained = train(data, GCNConfig(**SMALL | options)).trained
     np.testing.assert_array_equal(trained.predict(select([4, 2, 0, 3, 1])), trained.predict(data))
     fewer = select([0, 2, 3, 4])  # nobody is in Oslo
     nobody = dataclasses.replace(data, x=data.x * (np.arange(5) != 1))

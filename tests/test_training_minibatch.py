@@ -162,6 +162,7 @@ def easy(rng, num_nodes=400) -> GraphDataset:
 def test_learns(config, rng):
     # Twelve neighbours, of which six are drawn, leave few mistakes.
     sampled = config(splits=1, epochs=15, hidden_features=16, batch_size=32, fanouts=(6, 6))
+    sampled = dataclasses.replace(sampled, direction="directed")
     assert train(easy(rng), sampled).run.accuracy_mean > 0.9
 
 
@@ -398,7 +399,7 @@ def test_resumed_command(tmp_path, capsys, monkeypatch):
 def test_a_step_does_not_depend_on_the_capacity(fits, monkeypatch, rng):
     # A batch that exceeds the capacity is drawn again with room for all.
     dataset = easy(rng, 200)
-    config = settings(SAGEConfig, batch_size=16, fanouts=(3, 2))
+    config = settings(SAGEConfig, batch_size=16, fanouts=(3, 2), direction="directed")
     expected = train(dataset, config).run
     capacities = []
 

@@ -151,7 +151,7 @@ def _is_flags(x: np.ndarray) -> Any:
     return (x == 0) | (x == 1)
 
 
-def sum_size(dataset: NodeDataset, config: TrainConfig) -> float:
+def sum_size(dataset: NodeDataset, config: TrainConfig, graph: Any) -> float:
     """Return the mean number of summands of a node, itself included, in a sum over neighbours.
 
     It is 1 for models without such sums, and for rows divided by their sum, which stay small.
@@ -160,9 +160,9 @@ def sum_size(dataset: NodeDataset, config: TrainConfig) -> float:
         return 1.0
     weight = getattr(dataset, "edge_weight", None)
     if weight is None or not getattr(config, "edge_weight", False):
-        total = float(len(dataset.src))  # type: ignore[attr-defined]
+        total = float(graph.num_edges)
     else:
-        total = float(np.abs(weight).sum())
+        total = float(np.abs(graph.edge_values(weight)).sum())
     return 1 + total / max(dataset.num_nodes, 1)
 
 

@@ -27,6 +27,7 @@ from flax_layers import (
 )
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.data import data_error, node_features, settled
+from flax_layers.training.direction import graph_of, settled_direction
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.models import check_kind
 from flax_layers.training.resume import write_arrays
@@ -310,6 +311,7 @@ class EdgeTask:
     Attributes:
         config: Settings of the training, with all that the data decide.
         dataset: The data.
+        graph: Graph of all its edges, in the direction of the settings.
         x: Features of its nodes.
         split: Random split of its edges.
     """
@@ -323,11 +325,12 @@ class EdgeTask:
                 dataset,
                 "has no node features; generate them with features 'random' (--features random)",
             )
-        self.config = config = settled(dataset, config)
+        self.config = config = settled(dataset, settled_direction(dataset, config))
+        self.graph = graph_of(dataset, config)
         self.x = np.asarray(node_features(dataset, config))
         valid, test = config.valid_share, config.test_share
         try:
-            self.split = split_edges(dataset.graph(), valid=valid, test=test, seed=config.seed)
+            self.split = split_edges(self.graph, valid=valid, test=test, seed=config.seed)
         except ValueError as error:
             raise data_error(dataset, f"cannot be split: {error}") from error
 
@@ -376,5 +379,6 @@ class EdgeTask:
 
     def index(self, model: GAE) -> LinkIndex:
         """Return the data that queries are answered from, as in the test."""
-        z, data = self._embeddings(model, "test"), self.dataset
-        return LinkIndex(z, z[:0], np.stack([data.src, 0 * data.src, data.dst]))
+        z = self._embeddings(model, "test")
+        src, dst = (ids.astype(np.int32) for ids in self.graph.edges())
+        return LinkIndex(z, z[:0], np.stack([src, 0 * src, dst]))

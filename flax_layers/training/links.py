@@ -33,6 +33,7 @@ from flax_layers.training.data import (
     preprocessing_of,
     renumbered,
 )
+from flax_layers.training.direction import settled_direction, warn
 from flax_layers.training.epochs import adam, implementation_context
 from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe, make_link_model
 from flax_layers.training.link_tasks import (
@@ -458,7 +459,7 @@ def train_links(
     """
     import optax  # part of the extra "train"
 
-    task: Any = link_task(dataset, config)
+    task: Any = link_task(dataset, settled_direction(dataset, config, warn))
     model = make_link_model(config, **task.sizes)
     graphdef, *states = nnx.split(model, nnx.Param, ...)
     params, constants = states

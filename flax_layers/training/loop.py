@@ -25,6 +25,7 @@ from flax_layers.training.data import (
     target_scaled,
 )
 from flax_layers.training.devices import check_devices
+from flax_layers.training.direction import settled_direction, warn
 from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import feed_of
 from flax_layers.training.models import recipe_of
@@ -82,7 +83,7 @@ def train(
     recipe = recipe_of(config, dataset)
     check_devices(config, devices)
     check_dataset(dataset, config)
-    config = settled(dataset, config)
+    config = settled(dataset, settled_direction(dataset, config, warn))
     folds = getattr(config, "folds", 0)
     seeds = range(config.seed, config.seed + (folds or config.splits))
     splits = [split_of(dataset, config, seed) for seed in seeds]
@@ -102,7 +103,7 @@ def train(
         model = nnx.merge(graphdef, *variables, constants, copy=True)  # calls change statistics
         return feed.logits(model, graph, inputs, key), nnx.state(model, nnx.BatchStat)
 
-    size = sum_size(dataset, config)
+    size = sum_size(dataset, config, feed.graph)
     runners = [Runner(apply, config, feed.steps_per_epoch, size, feed.sample)]
     if baseline and recipe.structure is not None and feed.sample is None and devices == 1:
         plain = dataclasses.replace(config, implementation="xla")

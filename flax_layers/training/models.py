@@ -33,6 +33,7 @@ from flax_layers import (
 from flax_layers.training.config import graphs, hypergraphs, relations
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.config.settings import Config, settings
+from flax_layers.training.direction import graph_of
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.datasets import (
     GraphDataset,
@@ -146,13 +147,10 @@ def _relation_ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
     return tuple(zip(*sides, strict=True))
 
 
-def _graph(dataset: GraphDataset, config: TrainConfig) -> Structure:
-    return dataset.graph()
-
-
-def _relational_graph(dataset: RelationalDataset, config: TrainConfig) -> Structure:
+def _relational_graph(dataset: RelationalDataset, config: relations.RelationalConfig) -> Structure:
     # HGT adds a node's own row by a skip connection, so no relation leads from nodes to themselves.
-    return dataset.graph(self_relation=not isinstance(config, relations.HGTConfig))
+    self_relation = not isinstance(config, relations.HGTConfig)
+    return dataset.graph(inverse=config.direction != "directed", self_relation=self_relation)
 
 
 def _hypergraph(dataset: HypergraphDataset, config: hypergraphs.HypergraphConfig) -> Structure:
@@ -218,7 +216,7 @@ RECIPES = (
         GraphDataset,
         load_graph,
         ("num_nodes", "num_edges"),
-        _graph,
+        graph_of,
     )
     | _recipes(
         {

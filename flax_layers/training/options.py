@@ -62,6 +62,18 @@ def _add_setting(
 
     Defaults, by the phrase that says where they hold, are for the help.
     """
+    if setting.switches:
+        switches = group.add_mutually_exclusive_group()
+        for word, help in zip(setting.choices[1:], setting.switches, strict=True):
+            switches.add_argument(
+                f"--{word}",
+                action="store_const",
+                const=word,
+                dest=name,
+                default=argparse.SUPPRESS,
+                help=help.replace("%", "%%"),
+            )
+        return
     text = "; ".join(
         f"{_default_text(value, setting)}{phrase}" for phrase, value in defaults.items()
     )
@@ -200,6 +212,11 @@ def _require_implementation(implementation: Implementation | None) -> None:
 def option_values(config: Config) -> dict[str, object]:
     """Return the values of the settings that have an option."""
     return {name: getattr(config, name) for name in settings(type(config))}
+
+
+def print_direction(text: str) -> None:
+    """Print on stderr that edges get their reverses: see `settled_direction`."""
+    print(f"jax-gnn: {text} (--directed: as they are)", file=sys.stderr)
 
 
 def print_data_notes(dataset: NodeDataset, config: Config, settled: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,23 @@ METRICS = {"auc": "AUC", "ap": "AP", "mrr": "MRR"} | {f"hits@{k}": f"Hits@{k}" f
 
 # From Okabe and Ito's palette, which readers with colour-blindness can tell apart.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
+_GREYS = ("0.7", "0.5", "0.3")  # of baselines
 
 
-def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, title: str) -> None:
+def plot_learning_curves(
+    result: TrainResult,
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    baselines: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Draw training loss and accuracies over epochs: mean over splits and a band of one std.
 
     Args:
         result: Result of `train`.
         path: Image file to write; its suffix chooses the format.
         title: Heading of the figure.
+        baselines: Test scores of each split by name of a baseline, drawn as lines.
     """
     run = result.run
     regresses = result.errors is not None
@@ -52,11 +61,16 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
         axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
     mean, std = unit * run.accuracy_mean, unit * run.accuracy_std
     rows = len(run.train_loss)
-    score = mean_and_std(mean, std, rows, ".3f" if regresses else ".1f")
+    form = ".3f" if regresses else ".1f"
+    score = mean_and_std(mean, std, rows, form)
     label = "at the best epoch" if run.over == "folds" else "test (best epoch)"
     _horizontal_line(accuracy_axes, mean, f"{label}: {score}")
     loss = "squared error (of scaled labels)" if regresses else "cross-entropy (nats)"
     loss_axes.set(ylabel=loss, ylim=(0, None))
+    for colour, (name, values) in zip(_GREYS, (baselines or {}).items(), strict=False):
+        value = unit * float(values.mean())
+        _horizontal_line(accuracy_axes, value, f"{_short(name)}: {value:{form}}", colour, ":")
+        lowest = min(lowest, max(value, -unit))
     lowest = min(lowest, mean)
     bottom = lowest - 0.02 if regresses else max(lowest - 2, 0)
     top = min(accuracy_axes.get_ylim()[1], unit)
@@ -66,13 +80,20 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
     _save(figure, path)
 
 
-def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title: str) -> None:
+def plot_link_curves(
+    result: LinkResult,
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
     """Draw the training loss and the validations of a training for link prediction over epochs.
 
     Args:
         result: Result of `train_links`.
         path: Image file to write; its suffix chooses the format.
         title: Heading of the figure.
+        baselines: Test metrics by name of a baseline, drawn as lines.
     """
     epochs = np.arange(1, len(result.losses) + 1)
     figure, loss_axes, metric_axes = _figure()
@@ -94,6 +115,9 @@ def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title:
     test = 100 * result.test[result.best_by]
     label = f"test {METRICS[result.best_by]} (best epoch): {test:.1f}"
     _horizontal_line(metric_axes, test, label)
+    for colour, (name, scores) in zip(_GREYS, (baselines or {}).items(), strict=False):
+        score = 100 * scores[result.best_by]
+        _horizontal_line(metric_axes, score, f"{_short(name)}: {score:.1f}", colour, ":")
     loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
     metric_axes.set(ylabel="%", ylim=(None, min(metric_axes.get_ylim()[1], 100)))
     _style((loss_axes, metric_axes), epochs)
@@ -115,8 +139,17 @@ def _plot(axes: Axes, epochs: np.ndarray, values: np.ndarray, label: str, colour
     axes.plot(epochs, values, color=colour, linewidth=1.6, label=label, marker=marker)
 
 
-def _horizontal_line(axes: Axes, value: float, label: str) -> None:
-    axes.axhline(value, color=_GREEN, linestyle="--", linewidth=1.4, label=label)
+def _horizontal_line(
+    axes: Axes, value: float, label: str, colour: str = _GREEN, style: str = "--"
+) -> None:
+    axes.axhline(value, color=colour, linestyle=style, linewidth=1.4, label=label)
+
+
+def _short(name: str) -> str:
+    """Return the name of a baseline for a legend."""
+    if " on " in name:
+        return "linear, with neighbours" if "neighbours" in name else "linear"
+    return name.partition(" ")[0]
 
 
 def _save(figure: Figure, path: str | os.PathLike[str]) -> None:

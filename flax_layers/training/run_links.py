@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 
 import numpy as np
 
 from flax_layers.training import options, report
+from flax_layers.training.baselines import link_baselines, verdict
 from flax_layers.training.config.links import LinkConfig
+from flax_layers.training.direction import settled_direction
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
 from flax_layers.training.links import LinkResult, train_links
@@ -34,7 +37,11 @@ def _print_split(
 
 
 def _results(
-    dataset: NodeDataset, task: FactTask | EdgeTask, result: LinkResult, step_seconds: float
+    dataset: NodeDataset,
+    task: FactTask | EdgeTask,
+    result: LinkResult,
+    baselines: Mapping[str, dict[str, float]],
+    step_seconds: float,
 ) -> dict[str, object]:
     """Return the contents of results.json."""
     fields = ("num_nodes", "num_edges", "num_relations", "num_features")
@@ -54,6 +61,7 @@ def _results(
         ],
         "best_epoch": result.epochs[result.best],
         "test": result.test,
+        "baselines": baselines,
         "median_step_seconds": step_seconds,
         "compile_seconds": result.compile_seconds,
         "evaluation_seconds": result.evaluation_seconds,
@@ -67,20 +75,22 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     with report.blame_data():
         dataset = load_for(recipe, args)
         task = link_task(dataset, config)
+    config = settled_direction(dataset, config, options.print_direction)
     _print_split(recipe, config, dataset, task)
     options.print_data_notes(dataset, config, task.config)
     folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
     bar = report.LinkProgress(config, task.best_by)
     with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
         result = train_links(dataset, config, on_epoch=progress, state=state, resume=args.resume)
+    baselines = link_baselines(task) if isinstance(task, EdgeTask) else {}
     seconds = float(np.median(result.step_seconds))
     title = f"{config.model} on {dataset.name}"
     is_same = report.write_run(
         folder,
         result.trained,
         lambda model: model.table(dataset).values(),
-        _results(dataset, task, result, seconds),
-        lambda plot: plot_link_curves(result, plot, title=title),
+        _results(dataset, task, result, baselines, seconds),
+        lambda plot: plot_link_curves(result, plot, title=title, baselines=baselines),
     )
     best = f"(epoch {result.epochs[result.best]})"
     rows = [
@@ -88,6 +98,11 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
         ["validation", *report.percent(result.valid[result.best]), best],
         ["test", *report.percent(result.test), ""],
     ]
+    rows += [[name, *report.percent(metrics), ""] for name, metrics in baselines.items()]
     print(table(rows))
+    if baselines:
+        scores = {name: 100 * metrics[task.best_by] for name, metrics in baselines.items()}
+        test = 100 * result.test[task.best_by]
+        print("\n  " + verdict(config.model.partition("-")[0], test, scores, "points of AUC"))
     print(f"\n  {1e3 * seconds:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
     return report.print_files(folder, is_same)

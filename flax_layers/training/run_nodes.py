@@ -11,9 +11,11 @@ import jax
 import numpy as np
 
 from flax_layers.training import options, report
+from flax_layers.training.baselines import baseline_scores, best_baseline, summaries, verdict
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.devices import check_devices
+from flax_layers.training.direction import settled_direction
 from flax_layers.training.loop import train
 from flax_layers.training.models import Recipe
 from flax_layers.training.plot import plot_learning_curves
@@ -89,7 +91,28 @@ def _rate_rows(result: TrainResult) -> Iterator[list[str]]:
         yield ["seeds per second", f"{rate:,.0f}"]
 
 
-def _print_result(summary: Mapping[str, object], result: TrainResult) -> None:
+def _model_score(result: TrainResult) -> float:
+    """Return the score of a training that is compared with those of baselines."""
+    return result.run.accuracy_mean if result.errors is None else float(result.errors["r2"].mean())
+
+
+def _baseline_table(model: str, result: TrainResult, scores: Mapping[str, np.ndarray]) -> str:
+    """Return a table of the baselines, and a sentence that says what is best."""
+    unit, factor, suffix, form = "points", 100, " %", ".2f"
+    if result.errors is not None:
+        unit, factor, suffix, form = "R2", 1, "", ".3f"
+    means = {name: factor * float(values.mean()) for name, values in scores.items()}
+    rows = [["without layers", "test R2" if unit == "R2" else "test accuracy"]]
+    for name, values in scores.items():
+        deviation = factor * float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        rows.append([name, mean_and_std(means[name], deviation, len(values), form) + suffix])
+    sentence = verdict(model, factor * _model_score(result), means, unit)
+    return f"{table(rows)}\n\n  {sentence}\n"
+
+
+def _print_result(
+    summary: Mapping[str, object], result: TrainResult, scores: Mapping[str, np.ndarray]
+) -> None:
     sizes = (
         f"{size} {name.removeprefix('num_')}" for name, size in summary.items() if name != "name"
     )
@@ -105,7 +128,8 @@ def _print_result(summary: Mapping[str, object], result: TrainResult) -> None:
         ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
         *_rate_rows(result),
     ]
-    print(table(rows))
+    print(table(rows) + "\n")
+    print(_baseline_table(result.trained.config.model, result, scores).rstrip())
     if result.speedup is not None:
         print(_COMPARISON.format(result.speedup).rstrip())
     print()
@@ -124,10 +148,16 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig
 
 
 def _results(
-    summary: Mapping[str, object], result: TrainResult, measure: str, split: int, num_devices: int
+    summary: Mapping[str, object],
+    result: TrainResult,
+    scores: Mapping[str, np.ndarray],
+    measure: str,
+    split: int,
+    num_devices: int,
 ) -> dict[str, object]:
     """Return the contents of results.json."""
     errors = result.errors
+    name, score = best_baseline({name: float(np.mean(x)) for name, x in scores.items()})
     return {
         "dataset": summary,
         "config": options.option_values(result.trained.config),
@@ -137,6 +167,8 @@ def _results(
         "measure": measure,
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
+        "baselines": summaries(scores),
+        "best": result.trained.config.model if _model_score(result) > score else name,
         "plain_jax": result.baseline and _run_summary(result.baseline),
         "speedup": result.speedup,
         "checkpoint_split": split + 1,
@@ -163,6 +195,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     config = options.settings_of(recipe.config, args, dataset)
     with report.blame_data():
         check_dataset(dataset, config)
+    config = settled_direction(dataset, config, options.print_direction)
     # Errors of options and data come before the folder is made.
     num_devices, method = 1, cast(Method, "stream")
     if recipe.structure is not None:
@@ -185,6 +218,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
             state=state,
             resume=args.resume,
         )
+    scores = baseline_scores(dataset, result.trained.config)
     _print_notes(dataset, config, result.trained.config)
 
     summary = _dataset_summary(dataset, result)
@@ -195,8 +229,8 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         folder,
         result.trained,
         lambda model: [np.asarray(model.predict(dataset, devices=num_devices, method=method))],
-        _results(summary, result, measure, split, num_devices),
-        lambda plot: plot_learning_curves(result, plot, title=title),
+        _results(summary, result, scores, measure, split, num_devices),
+        lambda plot: plot_learning_curves(result, plot, title=title, baselines=scores),
     )
-    _print_result(summary, result)
+    _print_result(summary, result, scores)
     return report.print_files(folder, is_same, f"{_score(result, split)}; ")

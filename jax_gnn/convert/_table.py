@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jax_gnn._core.arguments import check_flag
+from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
 from jax_gnn.convert import _data
 from jax_gnn.convert._columns import Column, Table, encode, numbers, place_of, read_columns
 from jax_gnn.convert._data import Container, Data, Tree
@@ -39,6 +41,7 @@ def from_table(
     node: str = "id",
     relation: str | None = None,
     hypergraph: bool = False,
+    directed: bool | None = None,
     one_hot: str | Sequence[str] = (),
     labels: str | Sequence[str] = (),
     ignore: str | Sequence[str] = (),
@@ -69,6 +72,9 @@ def from_table(
         node: column of ``nodes`` with the name of the node.
         relation: column of ``edges`` with the name of the relation, for a table without types.
         hypergraph: whether ``dst`` names hyperedges: each row puts a node into one.
+        directed: whether edges have a direction. If not, the graph has the reverse of each edge,
+            too, of relations as inverse relations named ``rev_…``. None keeps the edges as they
+            are, and reports it if less than a tenth of them have their reverse.
         one_hot: columns of either table that become a column for each of their values.
         labels: columns that become the numbers of their values, -1 if missing.
         ignore: columns of either table that are left out.
@@ -90,7 +96,7 @@ def from_table(
 
     Example:
         >>> edges = {"src": ["ann", "bob"], "dst": ["bob", "eve"], "years": [2, 5]}
-        >>> data = from_table(edges)
+        >>> data = from_table(edges, directed=True)
         >>> data.node_names.tolist(), data.graph, data.edges["years"]
         (['ann', 'bob', 'eve'], Graph(num_nodes=3, num_edges=2), array([2., 5.], dtype=float32))
     """
@@ -107,6 +113,9 @@ def from_table(
     if len({column for _, column in roles}) < len(roles):
         options = ", ".join(f"{role}={column!r}" for role, column in roles)
         raise ValueError(f"edges must have a column for each of their ends, got {options}")
+    if hypergraph and directed is not None:
+        raise ValueError(f"directed must be None for a hypergraph, got {directed!r}")
+    inverse = directed is not None and not check_flag("directed", directed)
     single_type = "", "", HYPEREDGES if hypergraph else ""
     edge_tables = [
         _Table.read("edges", key, table, by_type, roles)
@@ -131,7 +140,7 @@ def from_table(
     graph: Container
     if by_type:
         pairs = {table.key: part for table, part in zip(edge_tables, ids, strict=True)}
-        graph = HeteroGraph.from_edges(pairs, sizes)
+        graph = HeteroGraph.from_edges(pairs, sizes, inverse=inverse)
     elif hypergraph:
         size = sizes.pop(HYPEREDGES)
         graph = Hypergraph.from_incidence(*ids[0], num_nodes=sizes[""], num_hyperedges=size)
@@ -141,12 +150,22 @@ def from_table(
         sources, destinations, relations = ids[0]
         relation_names = names.pop(RELATIONS)
         graph = RelationalGraph.from_triples(
-            sources, relations, destinations, sizes[""], len(relation_names)
+            sources, relations, destinations, sizes[""], len(relation_names), inverse=inverse
         )
-        graph = replace(graph, relation_names=tuple(map(str, relation_names.tolist())))
-    repeated, total = _count_repeated(graph)
+        relation_texts = [*map(str, relation_names.tolist())]
+        relation_texts += [f"rev_{name}" for name in relation_texts] if inverse else []
+        graph = replace(graph, relation_names=tuple(relation_texts))
+    repeated, total = _count_repeated(graph, inverse and not isinstance(graph, Graph))
     if repeated:
         report.append(f"edges: {repeated} of {total} repeat another: kept")
+    if isinstance(graph, Graph):
+        share = reversed_share(ids[0][0], ids[0][1], sizes[""])
+        if directed is None and share < MIN_REVERSED_SHARE:
+            report.append(
+                f"edges: {share:.1%} have their reverse: kept as they are; directed=False adds the "
+                "others, directed=True keeps them without this line"
+            )
+        graph = graph.symmetrized() if inverse else graph
     # Categories are shared by all tables that have the column.
     tables = [*edge_tables, *node_tables.values()]
     categories = _encode_categories(tables, one_hot, labels)
@@ -361,8 +380,11 @@ def _encode_categories(
     return categories
 
 
-def _count_repeated(graph: Container) -> tuple[int, int]:
-    """Return the number of edges or incidences that repeat another, and of all."""
+def _count_repeated(graph: Container, inverse: bool) -> tuple[int, int]:
+    """Return the number of edges or incidences that repeat another, and of all.
+
+    If `inverse`, each edge has an inverse edge, which does not count.
+    """
     if isinstance(graph, HeteroGraph):
         graph = graph.relational
     # The graph that holds the edges, or the incidences, of each kind of container.
@@ -373,7 +395,8 @@ def _count_repeated(graph: Container) -> tuple[int, int]:
     for array in (edges.rows, edges.cols, *types):
         ids = np.asarray(array)
         same = same & (ids[1:] == ids[:-1])
-    return int(np.sum(same)), edges.num_edges
+    # An inverse edge repeats another if the edge that it reverses does.
+    return int(np.sum(same)) // (1 + inverse), edges.num_edges // (1 + inverse)
 
 
 def _unless_numbers(names: np.ndarray) -> np.ndarray | None:

@@ -11,6 +11,7 @@ can execute code, nor take more than 4,096 bytes of memory for each byte of the 
 which count as 64 KiB at least: sparse features that are too large as a dense array are refused.
 """
 
+from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
 from jax_gnn.datasets._any_data import known_formats, load_any
 from jax_gnn.datasets._csv import load_csv
 from jax_gnn.datasets._dataset import (
@@ -37,6 +38,7 @@ from jax_gnn.datasets._text import load_allset, load_cornell
 from jax_gnn.datasets._triples import load_triples
 
 __all__ = [
+    "MIN_REVERSED_SHARE",
     "EdgeSplit",
     "GraphDataset",
     "GraphsDataset",
@@ -74,6 +76,7 @@ __all__ = [
     "negative_edges",
     "random_folds",
     "random_split",
+    "reversed_share",
     "split_edges",
     "with_noisy_label_features",
     "with_random_features",

@@ -105,7 +105,7 @@ def load_csv(
             nodes, node_place, memory, fill=fill, text=text, recipe=recipe
         )
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # checked here
-            data = from_table(edges, names_table, labels=[*labels])
+            data = from_table(edges, names_table, directed=True, labels=[*labels])
         num_nodes = data.graph.num_nodes
         # Conversion drops edges with unknown names, which here are an error.
         if data.graph.num_edges < len(edges["src"]):

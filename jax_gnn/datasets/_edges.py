@@ -82,15 +82,17 @@ def split_edges(
 
     Of n edges ``int(n * valid)`` validate and ``int(n * test)`` test; each of these has a negative,
     a pair of different nodes without an edge. Repeated edges count once. Self-loops are not to be
-    predicted: they stay in the graphs. Works on the host.
+    predicted: they stay in the graphs. An edge and its reverse are in the same part, so that
+    neither reveals the other; if the graph is directed, a part may have one edge more for that.
+    Works on the host.
 
     Args:
         graph: the graph, which is not bipartite.
         valid: share of the validation edges.
         test: share of the test edges.
         seed: seed of the split and the negatives; the same seed gives the same split.
-        undirected: whether both directions of an edge are one edge, so that neither reveals the
-            other; by default true if each edge has its reverse.
+        undirected: whether both directions of an edge are one edge; by default true if each edge
+            has its reverse.
 
     Raises:
         TypeError: the graph is not a `Graph`, or traced; a share or the seed is not a number.
@@ -111,8 +113,17 @@ def split_edges(
     rng = random_generator(seed)
     # Validation edges come first in the permutation, then test edges, then training edges.
     shuffled = pairs.nodes(rng.permutation(edges))
-    parts = np.split(shuffled, np.cumsum(counts), axis=1)
-    negatives = np.split(pairs.negatives(edges, sum(counts), rng), [counts[0]], axis=1)
+    # An edge and its reverse become neighbours, in the place of the first, and no cut parts them.
+    unordered = Pairs(pairs.num_nodes, True).numbers(*shuffled.astype(np.int64))
+    first, groups = np.unique(unordered, return_index=True, return_inverse=True)[1:]
+    order = np.argsort(first[groups], kind="stable")
+    shuffled, groups = shuffled[:, order], groups[order]
+    cuts = [0]
+    for count in counts:
+        cut = cuts[-1] + count
+        cuts.append(cut + bool(0 < cut < groups.size and groups[cut] == groups[cut - 1]))
+    parts = np.split(shuffled, cuts[1:], axis=1)
+    negatives = np.split(pairs.negatives(edges, cuts[2], rng), cuts[1:2], axis=1)
 
     def graph_of(*parts: np.ndarray) -> Graph:
         reverses = [part[::-1] for part in parts if pairs.undirected]

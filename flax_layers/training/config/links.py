@@ -6,7 +6,13 @@ from typing import ClassVar, Literal
 
 from flax_layers.compgcn import Composition
 from flax_layers.graph import Aggregation
-from flax_layers.training.config.nodes import FeatureNormalization, Scaling
+from flax_layers.training.config.nodes import (
+    DIRECTION_HELP,
+    DIRECTION_SWITCHES,
+    Direction,
+    FeatureNormalization,
+    Scaling,
+)
 from flax_layers.training.config.settings import COUNT, PART, POSITIVE, RATE, WHOLE, Config, setting
 from jax_gnn.extend import Implementation
 
@@ -86,6 +92,7 @@ class _EdgesConfig(LinkConfig):
         "but those of zeros and ones mean 0 and deviation 1; auto: none if all are zeros and "
         "ones, row where else each column is mostly zero and none is negative, else standardize",
     )
+    direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
     scaling: Scaling | None = None  # statistics of the training's data
 
 

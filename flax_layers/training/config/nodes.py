@@ -18,8 +18,19 @@ from flax_layers.training.config.settings import (
 from jax_gnn.extend import Implementation
 
 FeatureNormalization = Literal["auto", "none", "row", "standardize"]
+Direction = Literal["auto", "directed", "undirected"]
 Defaults = Mapping[str, float | str]  # by field
 Scaling = Mapping[str, list[list[float]]]  # means and deviations of columns, by type of nodes
+
+DIRECTION_HELP = (
+    "directed, undirected, or auto: undirected if less than 10% of the edges have their reverse, "
+    "and always where edges have relations"
+)
+DIRECTION_SWITCHES = (
+    "train on the edges as they are, in their direction",
+    "train on both directions of each edge, and with relations on inverse ones, too (default: both "
+    "directions with relations, or if less than 10% of the edges have their reverse)",
+)
 
 _FANOUT = 10  # edges drawn in each layer if no fanouts are set
 
@@ -109,6 +120,7 @@ class SampledConfig(TrainConfig):
             one for each layer.
     """
 
+    direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
     batch_size: int | None = setting(
         None,
         "training",

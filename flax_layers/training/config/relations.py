@@ -12,7 +12,7 @@ from flax_layers.training.config.settings import COUNT, RATE, WHOLE, setting
 _BASES_HELP = "bases that the weights of relations are mixed from; 0: each has weights of its own"
 
 
-class _RelationalConfig(SampledConfig):
+class RelationalConfig(SampledConfig):
     """Settings of all models of graphs with relations."""
 
     validation_share: float = setting(
@@ -24,7 +24,7 @@ class _RelationalConfig(SampledConfig):
     )
 
 
-class RGCNConfig(_RelationalConfig):
+class RGCNConfig(RelationalConfig):
     """Settings of a `flax_layers.RGCN`; the defaults are those of the authors' code for AIFB.
 
     For MUTAG it has 30 bases and a weight decay of 5e-4.
@@ -51,7 +51,7 @@ class RGCNConfig(_RelationalConfig):
     num_bases: int = setting(0, "model", _BASES_HELP, WHOLE, flag="--bases")
 
 
-class _TypedConfig(_RelationalConfig):
+class _TypedConfig(RelationalConfig):
     """Settings of models of typed nodes."""
 
     embeds: ClassVar[bool] = True

@@ -60,6 +60,8 @@ class Setting(NamedTuple):
         metavar: Name of the number in the command's help.
         flag: Option of the command; None derives it from the field's name.
         choices: Words to choose from, and perhaps None, which `settings` reads from the type.
+        switches: Help texts of options ``--WORD`` for all words but the first, in the place of one
+            option that takes a word.
     """
 
     group: Group
@@ -68,6 +70,7 @@ class Setting(NamedTuple):
     metavar: str | None = None
     flag: str | None = None
     choices: tuple[str | None, ...] = ()
+    switches: tuple[str, ...] = ()
 
 
 def setting(
@@ -78,10 +81,11 @@ def setting(
     *,
     metavar: str | None = None,
     flag: str | None = None,
+    switches: tuple[str, ...] = (),
 ) -> T:
     """Return a dataclass field with a default and a `Setting`, whose arguments follow it."""
     metavar = metavar or (number.metavar if number else None)
-    metadata = {"setting": Setting(group, help, number, metavar, flag)}
+    metadata = {"setting": Setting(group, help, number, metavar, flag, (), switches)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
