@@ -33,15 +33,15 @@ class EdgeSpace:
         num_edges: Number of edges.
         receivers: The end of the reductions.
         senders: The other end; `receivers` if there is none.
-        drops: Whether edges with a receiver out of range have no effect.
         wraps: For each end, whether negative ids count from the end.
+        fills: Whether a gather by senders has a value of its own for ids out of range.
     """
 
     num_edges: int
     receivers: End
     senders: End
-    drops: bool = True
     wraps: dict[End, bool] = field(default_factory=dict)
+    fills: bool = False
 
 
 class EdgeValue(NamedTuple):
@@ -107,7 +107,11 @@ class Analysis(Indexing):
             reason = ""
             if receivers == senders and uses[0].num_edges in node_counts:
                 reason = "its rows are nodes, which have one id each"
-            elif any(self._depends_on_edges(use.end.root, edges) for use in uses):
+            elif any(
+                self._depends_on_edges(use.end.root, edges)
+                for use in uses
+                if use.key in (receivers, senders)
+            ):
                 reason = "its ids are computed from rows of edges"
             elif self._is_trivial(uses, edges):
                 reason = "nothing is computed between gathers and scatters"
@@ -132,6 +136,7 @@ class Analysis(Indexing):
         for use, space in spaces.items():
             end = self.end_of(use, space)
             space.wraps[end] = use.wraps or space.wraps.get(end, False)
+            space.fills |= use.mode == "fill" and end is space.senders
         result = {}
         for use, space in spaces.items():
             if use.mode in CLIPS and use.wraps != space.wraps[self.end_of(use, space)]:

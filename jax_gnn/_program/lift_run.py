@@ -168,7 +168,7 @@ class Plan:
         analysis, needed = self.analysis, set(filter(is_var, self.flat.outvars))
         for programs in self._programs.values():
             for program in programs:
-                needed |= {var for var, _ in (*program.nodes, *program.edges)} | {*program.shared}
+                needed |= {var for var, *_ in (*program.nodes, *program.edges)} | {*program.shared}
         for space in analysis.spaces:
             needed |= {space.senders.root, space.receivers.root}
         kept = []
@@ -242,7 +242,7 @@ class Plan:
         space, use = self.analysis.scatters[id(eqn)]
         order, var = self._order(space, values, known, context), eqn.invars[2]
         y = values["stored", var] if var in self.analysis.edges else order.from_input(values[var])
-        if (mask := order.mask(use, is_receivers=False)) is not None:
+        if (mask := order.mask(use, False, space.wraps[space.senders])) is not None:
             mask = mask.reshape(-1, *[1] * (y.ndim - 1))
             y = jnp.where(mask, y, jnp.asarray(NEUTRAL[use.reduce], y.dtype))
         self._assign(eqn, order.sum_at_senders(y, use.reduce), values)
@@ -268,7 +268,7 @@ class Plan:
         key: Any = tuple(
             (id(x), end.num_nodes, space.wraps.get(end)) for x, end in zip(ids, ends, strict=True)
         )
-        key += (None if drop is None else drop.wraps,)
+        key += (None if drop is None else drop.wraps, space.fills)
         if key not in context.orders:
             order = None
             if context.graph is not None:
