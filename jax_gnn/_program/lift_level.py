@@ -154,6 +154,11 @@ class LevelProgram:
         if texts is not None:
             texts.append(self.program.explain(*arguments))
         reduced, stored = self.program(*arguments)
+        # Rows that all edges share come without the axis of edges.
+        stored = [
+            jnp.broadcast_to(y, (order.graph.num_edges, *y.shape)) if y.ndim < var.aval.ndim else y
+            for var, y in zip(self.stored, stored, strict=True)
+        ]
         return [y[:-NUM_GHOSTS] if order.has_ghosts[1] else y for y in reduced], stored
 
     def _from_input(self, var: Any, axis: int, values: dict[Any, Any], order: EdgeOrder) -> Array:
