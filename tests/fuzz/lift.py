@@ -265,7 +265,7 @@ def draw_arrays(rng: np.random.Generator) -> dict[str, Any]:
         "few": rng.integers(NODES, size=FEW),
         "pairs": rng.integers(EDGES, size=2 * EDGES),
         "charges": rng.integers(1, 4, NODES),
-        "kinds": rng.integers(-1, GRAPHS, EDGES) % (GRAPHS + 1),
+        "kinds": rng.integers(GRAPHS, size=EDGES),
         "graph_ids": np.sort(rng.integers(GRAPHS, size=NODES)),
     }
     if rng.random() < 0.3:
