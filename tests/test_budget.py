@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 50_000, "flax_layers": 14_850, "tests": 45_150, "cpp": 25_350}
+MAX_LINES = {"jax_gnn": 50_080, "flax_layers": 14_850, "tests": 45_150, "cpp": 25_350}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
