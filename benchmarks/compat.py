@@ -1,8 +1,8 @@
-"""Models of others as they are, and with `jax_gnn.compat` in the place of what they import.
+"""Models of others as they are, with `jax_gnn.compat` in the place of what they import, and lifted.
 
-``python -m benchmarks compat`` trains each for 20 steps, both ways, and compares outputs, losses
-and parameters. Then both take turns. Times are of the host's clock, around calls that are queued
-and waited for once; on a CPU they are of the process's CPU time.
+``python -m benchmarks compat`` trains each for 20 steps, all three ways, and compares outputs,
+losses and parameters. Then they take turns. Times are of the host's clock, around calls that are
+queued and waited for once; on a CPU they are of the process's CPU time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.report import OURS, Document, Row, candidate, case, document
 from benchmarks.worker import Process, probe, reason, set_environment
 
 STEPS, RATE = 20, 1e-3
-THEIRS = "original"
+THEIRS, LIFTED = "original", "jax_gnn.lift"
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 _TURN = 0.15  # seconds at least
 
@@ -40,11 +40,11 @@ def _models(settings: Settings, scale: float, is_traced: bool) -> tuple[Any, Any
 
 
 def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced: bool) -> list[Row]:
-    """Two cases of a model, its forward pass and a step, each both ways."""
+    """Return two cases of a model, its forward pass and a step, each in all ways."""
     import jax
     import jax.numpy as jnp
 
-    from jax_gnn import compat
+    from jax_gnn import compat, lift
 
     def cast(x: Any) -> Any:
         x = np.asarray(x)
@@ -54,15 +54,20 @@ def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced:
     parameters, inputs = jax.tree.map(cast, (made.parameters, made.inputs))
     target = jnp.cos(jnp.arange(7.0, dtype=settings.dtypes[0]))
 
-    def programs(precision: str | None) -> Any:
-        """Forward and a step, new functions each time: what is traced stays as it is."""
+    def programs(precision: str | None, is_lifted: bool = False) -> Any:
+        """Return the forward pass and a step: new functions, since traces are kept."""
+
+        def as_it_is(p: Any, inputs: Any) -> Any:
+            return made.output(p, inputs)
+
+        output = lift(as_it_is) if is_lifted else as_it_is
 
         def loss(p: Any, inputs: Any) -> Any:
-            y = made.output(p, inputs).ravel()
+            y = output(p, inputs).ravel()
             return jnp.mean(jnp.square(y - jnp.resize(target, y.shape)))
 
         def forward(p: Any, inputs: Any) -> Any:
-            return made.output(p, inputs)
+            return output(p, inputs)
 
         def step(p: Any, inputs: Any) -> Any:
             value, slopes = jax.value_and_grad(loss)(p, inputs)
@@ -79,11 +84,11 @@ def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced:
 
         return compiled(forward), compiled(step)
 
-    def both(precision: str | None) -> Any:
-        theirs = programs(precision)
+    def ways(precision: str | None) -> Any:
+        theirs, lifted = programs(precision), programs(precision, is_lifted=True)
         replaced = compat.install()
         try:
-            return theirs, programs(precision), replaced
+            return (programs(precision), lifted, theirs), replaced
         finally:
             compat.uninstall()
 
@@ -95,33 +100,33 @@ def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced:
             losses.append(value)
         return [np.asarray(x, np.float64) for x in jax.tree.leaves((first, losses, p))]
 
-    theirs, ours, replaced = both("highest")
-    results = trained(*theirs), trained(*ours)
-    largest = [max(np.abs(a).max(initial=0), 1e-30) for a in results[0]]
-    deviation = max(
-        np.abs(a - b).max(initial=0) / most for a, b, most in zip(*results, largest, strict=True)
-    )
+    of_ways, replaced = ways("highest")
+    *results, expected = [trained(*way) for way in of_ways]
+    largest = [max(np.abs(a).max(initial=0), 1e-30) for a in expected]
+
+    def accuracy(result: list[np.ndarray]) -> dict[str, Any]:
+        pairs = zip(result, expected, largest, strict=True)
+        deviation = float(max(np.abs(a - b).max(initial=0) / most for a, b, most in pairs))
+        right = deviation <= TOLERANCE[settings.dtypes[0]]
+        return {"error": deviation, "wrong": "" if right else f"deviation {deviation:.1e}"}
+
     if settings.platform != "cpu":  # there, products are rounded unless somebody asks
-        theirs, ours, replaced = both(None)
-    right = deviation <= TOLERANCE[settings.dtypes[0]]
-    ours_is: dict[str, Any] = {
-        "error": float(deviation),
-        "details": {"replaced": len(replaced)},
-        "wrong": "" if right else f"deviation {deviation:.1e}",
-    }
+        of_ways, replaced = ways(None)
     cases = []
-    for mode, *both_ways in zip(("forward", "step"), ours, theirs, strict=True):
-        seconds = _turns(both_ways, parameters, mode == "step", settings)
+    for mode, *functions in zip(("forward", "step"), *of_ways, strict=True):
+        seconds = _turns(functions, parameters, mode == "step", settings)
+        details = {"replaced": len(replaced)}
         rows = [
-            candidate(OURS, seconds[0], **ours_is),
-            candidate(THEIRS, seconds[1], family=THEIRS),
+            candidate(OURS, seconds[0], **accuracy(results[0]), details=details),
+            candidate(LIFTED, seconds[1], **accuracy(results[1])),
+            candidate(THEIRS, seconds[2], family=THEIRS),
         ]
         cases.append(case(name, mode, rows))
     return cases
 
 
 def _turns(programs: Any, parameters: Any, is_chain: bool, settings: Settings) -> Any:
-    """Seconds of both programs."""
+    """Return the seconds of each program, the last of which is the original."""
     import jax
 
     clock = time.process_time if settings.platform == "cpu" else time.perf_counter
@@ -136,7 +141,7 @@ def _turns(programs: Any, parameters: Any, is_chain: bool, settings: Settings) -
 
     for program in programs:
         run(program, 2)
-    count = int(np.clip(_TURN / max(run(programs[1], 3), 1e-6), 3, 300))
+    count = int(np.clip(_TURN / max(run(programs[-1], 3), 1e-6), 3, 300))
     times = []
     for turn in range(settings.rounds):
         seconds = [run(program, count) for program in programs[:: -1 if turn % 2 else 1]]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from op_spec import assert_close
 
+import jax_gnn
 from jax_gnn import compat
 from jax_gnn.compat import _segments
 
@@ -55,6 +56,40 @@ def with_gradient(function: Callable[[Any], Any], x) -> tuple[Any, Any]:
     # Uneven cotangents tell the rows apart.
     value, vjp = jax.vjp(function, x)
     return value, vjp(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
+
+
+def test_layers_of_jraph_are_lifted_where_they_are_made():
+    jraph = pytest.importorskip("jraph")
+    rng = np.random.default_rng(0)
+    senders, receivers = rng.integers(6, size=(2, 17))
+    x, e = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(17, 4)).astype(np.float32)
+    counts = np.array([4, 2]), np.array([9, 8])
+    graph = jraph.GraphsTuple(x, e, receivers, senders, np.ones((2, 4), np.float32), *counts)
+
+    def update(*rows):
+        return jnp.tanh(sum(rows[1:], rows[0]))
+
+    def layers():
+        return (
+            jraph.GraphNetwork(update, update, update),
+            jraph.InteractionNetwork(update, update, include_sent_messages_in_node_update=True),
+            jraph.RelationNetwork(lambda *rows: update(*rows), lambda edges: edges),
+            jraph.GraphConvolution(jnp.tanh),
+            jraph.GAT(jnp.tanh, lambda s, r, e: (s * r + e).sum(-1, keepdims=True), jnp.tanh),
+        )
+
+    original = layers()
+    assert "jraph.GraphNetwork" not in compat.install()
+    assert not any(isinstance(layer, jax_gnn.lift(len).__class__) for layer in layers())
+    assert "jraph.GraphNetwork" in compat.install(lift=True)
+    replaced = layers()
+    assert "jraph.GraphNetwork" in compat.uninstall()
+    assert "jraph.GraphNetwork" not in compat.install()
+    for layer, lifted in zip(original, replaced, strict=True):
+        assert "program" in lifted.explain(graph) or "runs as it is" in lifted.explain(graph)
+        got, want = lifted(graph), layer(graph)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def random_ids(rng: np.random.Generator, kind: str, dtype=np.int32) -> np.ndarray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from jax_gnn._program.lift_run import Context, Plan
 from jax_gnn.graph import Graph
 
 _MAX_PLANS = 64
+_STATE = threading.local()
 
 
 class _Call(NamedTuple):
@@ -129,12 +132,17 @@ class Lifted:
 
         if not call.places:
             return _Traced(None, None, (), "it takes no arrays")
+        if _is_initializing():
+            return _Traced(None, None, (), "it makes parameters")
+        was_tracing, _STATE.is_tracing = is_tracing(), True
         try:
             closed = jax.make_jaxpr(flat)(*call.arrays)
         except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError):
             return _Traced(None, None, (), "Python looks at what its arrays hold")
-        except TypeError as error:  # results that are no arrays, or the function's own error
+        except Exception as error:  # the function's own, or it changes the state of a module
             return _Traced(None, None, (), f"it cannot be traced: {error}")
+        finally:
+            _STATE.is_tracing = was_tracing
         if closed.effects:
             traced = _Traced(None, None, (), "it has side effects")
         else:
@@ -148,6 +156,24 @@ class Lifted:
             if len(self._traces) > _MAX_PLANS:
                 self._traces.popitem(last=False)
         return traced
+
+
+def is_tracing() -> bool:
+    """Return whether this thread traces a lifted function."""
+    return getattr(_STATE, "is_tracing", False)
+
+
+def _is_initializing() -> bool:
+    """Return whether a module of Haiku or Flax Linen makes parameters, which must not be traced."""
+    haiku, linen = (sys.modules.get(name) for name in ("haiku", "flax.linen.module"))
+    if haiku is not None:
+        try:
+            if haiku.running_init():
+                return True
+        except ValueError:  # outside of haiku.transform
+            pass
+    modules = [] if linen is None else linen._context.module_stack
+    return any(module is not None and module.is_initializing() for module in modules)
 
 
 def _flatten(args: Any, kwargs: Any) -> _Call:

@@ -33,15 +33,15 @@ class EdgeSpace:
         num_edges: Number of edges.
         receivers: The end of the reductions.
         senders: The other end; `receivers` if there is none.
-        drops: Whether edges with a receiver out of range have no effect.
         wraps: For each end, whether negative ids count from the end.
+        fills: Whether a gather by senders has a value of its own for ids out of range.
     """
 
     num_edges: int
     receivers: End
     senders: End
-    drops: bool = True
     wraps: dict[End, bool] = field(default_factory=dict)
+    fills: bool = False
 
 
 class EdgeValue(NamedTuple):
@@ -78,10 +78,12 @@ class Analysis(Indexing):
         super().__init__(flat)
         self.edges: dict[Any, EdgeValue] = {}
         self.scatters: dict[int, tuple[EdgeSpace, Use]] = {}
+        self._third_ends: dict[Use, EdgeSpace] = {}
         self._space_of = self._find_spaces()
         self.spaces = list(dict.fromkeys(self._space_of.values()))
         if self.spaces:
-            self._find_edges(lambda use: self._space_of.get(use), None)
+            spaces = self._space_of | self._third_ends
+            self._find_edges(lambda use: spaces.get(use), None)
             self._close_backwards()
             self._demote()
         self.levels = self._find_levels()
@@ -107,7 +109,11 @@ class Analysis(Indexing):
             reason = ""
             if receivers == senders and uses[0].num_edges in node_counts:
                 reason = "its rows are nodes, which have one id each"
-            elif any(self._depends_on_edges(use.end.root, edges) for use in uses):
+            elif any(
+                self._depends_on_edges(use.end.root, edges)
+                for use in uses
+                if use.key in (receivers, senders)
+            ):
                 reason = "its ids are computed from rows of edges"
             elif self._is_trivial(uses, edges):
                 reason = "nothing is computed between gathers and scatters"
@@ -118,6 +124,9 @@ class Analysis(Indexing):
             for use in uses:
                 if use.key not in (receivers, senders):
                     self.left[id(use.eqn)] = use.eqn, "the edges have two other ends"
+                    is_plain = not self._depends_on_edges(use.eqn.invars[1], edges)
+                    if use.reduce and is_plain and not reason:
+                        self._third_ends[use] = space
                 elif reason:
                     self.left[id(use.eqn)] = use.eqn, reason
                 else:
@@ -132,6 +141,7 @@ class Analysis(Indexing):
         for use, space in spaces.items():
             end = self.end_of(use, space)
             space.wraps[end] = use.wraps or space.wraps.get(end, False)
+            space.fills |= use.mode == "fill" and end is space.senders
         result = {}
         for use, space in spaces.items():
             if use.mode in CLIPS and use.wraps != space.wraps[self.end_of(use, space)]:
@@ -187,7 +197,9 @@ class Analysis(Indexing):
                     if groups is not None:
                         if update is not None and update.axis == 0:
                             groups.join(update.space, (use.key, use.num_edges))
-                    elif update is None or (update.axis == 0 and update.space is space):
+                    elif (update is None and use not in self._third_ends) or (
+                        update is not None and update.axis == 0 and update.space is space
+                    ):
                         self.scatters[id(eqn)] = space, use
                 else:
                     edges[eqn.outvars[0]] = EdgeValue(space, 0, use, None, eqn, ())
@@ -326,7 +338,15 @@ class Analysis(Indexing):
     def is_reduction(self, eqn: Equation | None) -> bool:
         """Whether an equation is a reduction into receivers."""
         entry = None if eqn is None else self.scatters.get(id(eqn))
-        return entry is not None and self.end_of(entry[1], entry[0]) is entry[0].receivers
+        return (
+            entry is not None
+            and not self.is_third(entry[1])
+            and self.end_of(entry[1], entry[0]) is entry[0].receivers
+        )
+
+    def is_third(self, use: Use) -> bool:
+        """Whether a scatter is by a third array of ids, such as the graph of each edge."""
+        return use in self._third_ends
 
     def explanations(self) -> list[str]:
         """Return a line for each gather and scatter that stays."""

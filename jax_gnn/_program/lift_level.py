@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -13,7 +12,7 @@ from jax import Array
 from jax_gnn._program.api import Program
 from jax_gnn._program.lift_find import Analysis, EdgeSpace, EdgeValue
 from jax_gnn._program.lift_ids import Use
-from jax_gnn._program.lift_order import EdgeOrder
+from jax_gnn._program.lift_order import NUM_GHOSTS, EdgeOrder
 from jax_gnn._program.lift_rows import Equation, is_var, literal
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.trace import Edge, EdgeView, Node
@@ -29,7 +28,7 @@ class LevelProgram:
         space: The edges.
         scatters: The reductions that the program computes.
         stored: The edge values that others read.
-        nodes: The nodes' arrays that it reads, by variable and end.
+        nodes: The nodes' arrays that it reads: variable, end, and what ids out of range read.
         edges: The arrays of edges that it reads, in the order of the input, with the edges' axis.
         earlier: The edge values of earlier levels that it reads.
         shared: The arrays that it reads as a whole.
@@ -48,7 +47,7 @@ class LevelProgram:
         self.scatters = scatters
         self.stored = stored
         self._analysis = analysis
-        nodes: dict[Any, None] = {}
+        nodes: dict[Any, Use] = {}
         edges: dict[Any, None] = {}
         earlier: dict[Any, None] = {}
         shared: dict[Any, None] = {}
@@ -71,14 +70,14 @@ class LevelProgram:
             edge = analysis.edges[eqn.outvars[0]]
             self._eqns.insert(0, edge)
             if edge.use is not None:
-                nodes[eqn.invars[0], self._way(edge.use)] = None
+                nodes[self._node_key(edge)] = edge.use
                 continue
             for var, axis in zip(eqn.invars, edge.axes, strict=True):
                 if is_var(var) and axis is None:
                     shared[var] = None
                 elif is_var(var):
                     need(var, axis)
-        self.nodes, self.edges, self.earlier = [*nodes], [*edges], [*earlier]
+        self.nodes, self.edges, self.earlier = nodes, [*edges], [*earlier]
         self.shared = [*shared]
         self.uses = [edge.use for edge in self._eqns if edge.use is not None]
         self.uses += [analysis.scatters[id(eqn)][1] for eqn in scatters]
@@ -88,6 +87,11 @@ class LevelProgram:
         end = self._analysis.end_of(use, self.space)
         return "dst" if end is self.space.receivers else "src"
 
+    def _node_key(self, edge: EdgeValue) -> tuple[Any, str, str, Any]:
+        use = edge.use
+        assert use is not None
+        return edge.eqn.invars[0], self._way(use), use.mode, edge.eqn.params["fill_value"]
+
     def _function(self, name: str) -> Callable[..., Any]:
         """Return the function of one edge."""
 
@@ -96,20 +100,15 @@ class LevelProgram:
 
             def mask(use: Use, row: Any, fill: Any) -> Any:
                 key = str(self.uses.index(use))
-                if key not in masks:
-                    return row
-                other = jax.lax.stop_gradient(row) if fill is None else fill
-                return jnp.where(masks[key], row, other)
+                return jnp.where(masks[key], row, fill) if key in masks else row
 
             arrays = dict(zip(self.shared, shared, strict=True))
             of_nodes = dict(zip(self.nodes, nodes, strict=True))
             for edge in self._eqns:
                 eqn, use = edge.eqn, edge.use
                 if use is not None:
-                    way = self._way(use)
-                    row = getattr(g, way)(of_nodes[eqn.invars[0], way])
-                    fill = None if use.mode == "promise" else _fill_value(eqn, row.dtype)
-                    rows[eqn.outvars[0]] = mask(use, row, fill)
+                    row = getattr(g, self._way(use))(of_nodes[self._node_key(edge)])
+                    rows[eqn.outvars[0]] = mask(use, row, _fill_value(use, row.dtype))
                     continue
                 assert edge.row is not None
                 operands = [
@@ -136,11 +135,17 @@ class LevelProgram:
         """Return the reductions and the stored values, these in the graph's order."""
         masks = {}
         for i, use in enumerate(self.uses):
-            if (mask := order.mask(use, self._way(use) == "dst")) is not None:
+            is_receivers = self._way(use) == "dst"
+            wraps = self.space.wraps[self._analysis.end_of(use, self.space)]
+            if (mask := order.mask(use, is_receivers, wraps)) is not None:
                 masks[str(i)] = mask
+        nodes = [
+            order.with_ghosts(values[var], use, way == "dst", _fill_value(use, values[var].dtype))
+            for (var, way, _, _), use in self.nodes.items()
+        ]
         arguments = (
             order.graph,
-            [values[var] for var, _ in self.nodes],
+            nodes,
             [values["stored", var] for var in self.earlier]
             + [self._from_input(var, axis, values, order) for var, axis in self.edges],
             masks,
@@ -148,7 +153,13 @@ class LevelProgram:
         )
         if texts is not None:
             texts.append(self.program.explain(*arguments))
-        return self.program(*arguments)
+        reduced, stored = self.program(*arguments)
+        # Rows that all edges share come without the axis of edges.
+        stored = [
+            jnp.broadcast_to(y, (order.graph.num_edges, *y.shape)) if y.ndim < var.aval.ndim else y
+            for var, y in zip(self.stored, stored, strict=True)
+        ]
+        return [y[:-NUM_GHOSTS] if order.has_ghosts[1] else y for y in reduced], stored
 
     def _from_input(self, var: Any, axis: int, values: dict[Any, Any], order: EdgeOrder) -> Array:
         """Return an array of edges in the graph's order, permuted once for all levels."""
@@ -159,9 +170,11 @@ class LevelProgram:
         return result
 
 
-def _fill_value(eqn: Equation, dtype: Any) -> Any:
-    """Return what a gather reads out of range."""
-    value = eqn.params["fill_value"]
+def _fill_value(use: Use, dtype: Any) -> Any:
+    """Return what a gather reads out of range; None if that is the next row."""
+    if use.mode != "fill":
+        return None
+    value = use.eqn.params["fill_value"]
     if value is None:
         if jnp.issubdtype(dtype, np.inexact):
             value = jnp.nan

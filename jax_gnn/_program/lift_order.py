@@ -19,6 +19,7 @@ from jax_gnn._program.lift_find import EdgeSpace
 from jax_gnn._program.lift_ids import End, Use
 from jax_gnn.graph import Graph, host_arrays
 
+NUM_GHOSTS = 2
 _MAX_GRAPHS = 16
 
 
@@ -31,6 +32,8 @@ class EdgeOrder(NamedTuple):
         places: ``(edges,)``, the place in the graph of each edge of the input, -1 if it is dropped.
         senders: ``(edges,)`` ids in the order of the input; None if all are in range.
         receivers: Likewise; None also if edges with others are padding.
+        has_ghosts: Whether senders, and receivers, have two more rows, for ids that are too large
+            and too small. A mask would take a pass over the edges, and keep products there.
     """
 
     graph: Graph
@@ -38,6 +41,7 @@ class EdgeOrder(NamedTuple):
     places: Any
     senders: Any = None
     receivers: Any = None
+    has_ghosts: tuple[bool, bool] = (False, False)
 
     def from_input(self, x: Array) -> Array:
         """Return rows in the order of the input in that of the graph."""
@@ -47,23 +51,39 @@ class EdgeOrder(NamedTuple):
         """Return rows in the order of the graph in that of the input."""
         return x if self.edge_ids is None else _permuted(x, self.places, self.edge_ids)
 
-    def mask(self, use: Use, is_receivers: bool) -> Any:
-        """Return ``(graph.num_edges,)``, which ids of a use are in range; None if all are.
+    def mask(self, use: Use, is_receivers: bool, wraps: bool) -> Any:
+        """Return ``(graph.num_edges,)``, which ids are no negative ones that a use drops.
 
-        A promise that traced ids are in range is believed if edges out of range are padding: a mask
-        would take a pass over the gathered rows.
+        It is None if the use takes negative ids as all others do.
         """
-        ids, end = self.receivers if is_receivers else self.senders, use.end
-        is_believed = use.mode == "promise" and self.receivers is None and is_traced(ids)
-        if ids is None or use.mode == "clip" or is_believed:
+        ids = self.receivers if is_receivers else self.senders
+        if ids is None or use.wraps or not wraps:
             return None
-        ids = _wrapped(ids, end) if use.wraps else ids
-        is_valid = jnp.asarray((ids >= 0) & (ids < end.num_nodes))
+        is_valid = jnp.asarray(ids >= 0)
         return is_valid if self.edge_ids is None else take(is_valid, self.edge_ids)
+
+    def with_ghosts(self, x: Array, use: Use, is_receivers: bool, fill: Any) -> Array:
+        """Return rows of nodes with those that a gather reads out of range.
+
+        Args:
+            x: The rows.
+            use: The gather.
+            is_receivers: Whether it is by receivers.
+            fill: What it reads out of range; None if that is the next row.
+        """
+        if not self.has_ghosts[is_receivers]:
+            return x
+        ghosts = (
+            x[jnp.array([-1, 0])] if fill is None else jnp.broadcast_to(fill, (2, *x.shape[1:]))
+        )
+        if use.mode != "clip":
+            ghosts = jax.lax.stop_gradient(ghosts)
+        return jnp.concatenate([x, ghosts])
 
     def sum_at_senders(self, x: Array, reduce: str) -> Array:
         """Reduce rows in the order of the graph into senders."""
-        return reduce_messages(x, None, self.graph.ends()[1], reduce)
+        y = reduce_messages(x, None, self.graph.ends()[1], reduce)
+        return y[:-NUM_GHOSTS] if self.has_ghosts[0] else y
 
 
 _graphs: OrderedDict[Any, EdgeOrder] = OrderedDict()
@@ -77,7 +97,7 @@ def order_edges(space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any
     Args:
         space: The edges.
         drop: The reduction that drops edges with a receiver out of range, if nothing else reads
-            these edges. They become padding. Otherwise, ids are clipped, and uses are masked.
+            these edges. They become padding. Traced senders are then believed to be in range.
         senders: ``(edges,)`` ids.
         receivers: ``(edges,)`` ids.
     """
@@ -90,13 +110,13 @@ def order_edges(space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any
     key: Any = (*map(_digest, ids), sizes)
     if not is_clean:
         ends = space.senders, space.receivers
-        key += (drop and drop.wraps, *(space.wraps.get(end) for end in ends))
+        key += (drop and drop.wraps, space.fills, *(space.wraps.get(end) for end in ends))
     if key not in _graphs:
         with host_arrays():
             order = _sorted(space, drop, senders, receivers, is_clean)
         with jax.ensure_compile_time_eval():
             graph, edge_ids, places = jax.device_put(order[:3])
-        _graphs[key] = EdgeOrder(graph, edge_ids, places)
+        _graphs[key] = EdgeOrder(graph, edge_ids, places, has_ghosts=order.has_ghosts)
         if len(_graphs) > _MAX_GRAPHS:
             _graphs.popitem(last=False)
     _graphs.move_to_end(key)
@@ -138,23 +158,30 @@ def _sorted(
     xp: Any = np if isinstance(senders, np.ndarray) and isinstance(receivers, np.ndarray) else jnp
     ends = space.senders, space.receivers
     arrays = [senders, receivers]
+    sizes = [end.num_nodes for end in ends]
+    has_ghosts = [False, False]
     if not is_clean:
+        has_ghosts = [drop is None or space.fills or xp is np, drop is None]
         for i, end in enumerate(ends):
             ids = arrays[i].astype(xp.promote_types(arrays[i].dtype, xp.int32))
-            wraps = space.wraps.get(end, True)
-            if drop is not None and end is space.receivers and i == 1:
-                ids = _wrapped(ids, end) if drop.wraps else ids
+            is_dropped = drop is not None and i == 1
+            wraps = drop.wraps if drop is not None and i == 1 else space.wraps.get(end, True)
+            ids = _wrapped(ids, end) if wraps else ids
+            if is_dropped:
                 ids = xp.where((ids >= 0) & (ids < end.num_nodes), ids, -1)
+            elif has_ghosts[i]:
+                ids = xp.where(ids < 0, end.num_nodes + 1, xp.minimum(ids, end.num_nodes))
+                sizes[i] += NUM_GHOSTS
             else:
-                ids = xp.clip(_wrapped(ids, end) if wraps else ids, 0, end.num_nodes - 1)
+                ids = xp.clip(ids, 0, end.num_nodes - 1)
             arrays[i] = ids
-    sizes: Any = {"num_src": ends[0].num_nodes, "num_dst": ends[1].num_nodes}
-    graph = Graph.from_edges(*arrays, **sizes, validate=False)
+    graph = Graph.from_edges(*arrays, num_src=sizes[0], num_dst=sizes[1], validate=False)
     edge_ids = graph.edge_ids
     if xp is np and np.array_equal(edge_ids, np.arange(space.num_edges)):
-        order = EdgeOrder(graph, None, None)
+        order = EdgeOrder(graph, None, None, has_ghosts=(has_ghosts[0], has_ghosts[1]))
     else:
-        order = EdgeOrder(graph, edge_ids, inverse_permutation(edge_ids))
+        places = inverse_permutation(edge_ids)
+        order = EdgeOrder(graph, edge_ids, places, has_ghosts=(has_ghosts[0], has_ghosts[1]))
     return order if is_clean else _with_ids(order, drop, senders, receivers)
 
 

@@ -16,12 +16,14 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.arrays import take
 from jax_gnn._core.ids import is_traced
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
 from jax_gnn._program.lift_ids import Flat, Use, flatten
 from jax_gnn._program.lift_level import NEUTRAL, LevelProgram
 from jax_gnn._program.lift_order import EdgeOrder, order_edges, order_of_graph
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
+from jax_gnn._program.trace import function_of
 from jax_gnn.graph import Graph
 
 
@@ -168,13 +170,14 @@ class Plan:
         analysis, needed = self.analysis, set(filter(is_var, self.flat.outvars))
         for programs in self._programs.values():
             for program in programs:
-                needed |= {var for var, _ in (*program.nodes, *program.edges)} | {*program.shared}
+                needed |= {var for var, *_ in (*program.nodes, *program.edges)} | {*program.shared}
         for space in analysis.spaces:
             needed |= {space.senders.root, space.receivers.root}
         kept = []
         for eqn in reversed(self.flat.eqns):
             if id(eqn) in analysis.scatters:
-                needed.add(eqn.invars[0])
+                is_third = analysis.is_third(analysis.scatters[id(eqn)][1])
+                needed |= set(filter(is_var, eqn.invars[: 1 + is_third]))
             elif not any(v in analysis.edges for v in eqn.outvars) and (
                 any(v in needed for v in eqn.outvars)
             ):
@@ -238,11 +241,19 @@ class Plan:
     def _sum_at_senders(
         self, eqn: Equation, values: dict[Any, Any], known: dict[Any, Any], context: Context
     ) -> None:
-        """Run a scatter by the other end, of rows that are in the order of the edges."""
+        """Run a scatter by the other end, or a third one, of rows in the order of the edges."""
         space, use = self.analysis.scatters[id(eqn)]
         order, var = self._order(space, values, known, context), eqn.invars[2]
         y = values["stored", var] if var in self.analysis.edges else order.from_input(values[var])
-        if (mask := order.mask(use, is_receivers=False)) is not None:
+        if self.analysis.is_third(use):
+            ids = values[eqn.invars[1]]
+            if order.edge_ids is not None:
+                is_edge = order.edge_ids[:, None] >= 0
+                ids = jnp.where(is_edge, take(ids, order.edge_ids), use.end.num_nodes)
+            function, _ = function_of(eqn, self.flat.template)
+            (values[eqn.outvars[0]],) = function(values[eqn.invars[0]], ids, y)
+            return
+        if (mask := order.mask(use, False, space.wraps[space.senders])) is not None:
             mask = mask.reshape(-1, *[1] * (y.ndim - 1))
             y = jnp.where(mask, y, jnp.asarray(NEUTRAL[use.reduce], y.dtype))
         self._assign(eqn, order.sum_at_senders(y, use.reduce), values)
@@ -268,7 +279,7 @@ class Plan:
         key: Any = tuple(
             (id(x), end.num_nodes, space.wraps.get(end)) for x, end in zip(ids, ends, strict=True)
         )
-        key += (None if drop is None else drop.wraps,)
+        key += (None if drop is None else drop.wraps, space.fills)
         if key not in context.orders:
             order = None
             if context.graph is not None:

@@ -26,11 +26,14 @@ _PACKAGES = {"jax": _jax, "jraph": _jraph, "e3nn_jax": _e3nn}
 _replacements: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Replacements by original function, for all packages that were imported at some call."""
 
+_makers: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Replacements of functions that make layers, for calls of :func:`install` that lift them."""
+
 _undo_steps: list[UndoStep] = []
 """Functions that undo :func:`install`, in order."""
 
 
-def install(*modules: types.ModuleType) -> tuple[str, ...]:
+def install(*modules: types.ModuleType, lift: bool = False) -> tuple[str, ...]:
     """Replace functions of ``jax.ops``, ``jax.lax``, jraph and e3nn-jax, until :func:`uninstall`.
 
     Call it after imports, since packages that are not imported yet are skipped. A second call
@@ -39,6 +42,7 @@ def install(*modules: types.ModuleType) -> tuple[str, ...]:
     Args:
         modules: further modules in which to replace names imported from these packages, see
             :func:`patched`.
+        lift: whether layers that jraph makes from now on are lifted, see :func:`jax_gnn.lift`.
 
     Returns:
         Names of the replaced attributes, and of functions with replaced defaults.
@@ -56,6 +60,11 @@ def install(*modules: types.ModuleType) -> tuple[str, ...]:
     """
     _check_modules(modules)
     loaded = [sys.modules[name] for name in ("jraph", "e3nn_jax") if name in sys.modules]
+    if lift and "jraph" in sys.modules:
+        for maker, replacement in _jraph.makers():
+            if maker not in _replacements.values():  # else replaced by an earlier call
+                _makers.setdefault(maker, replacement)
+                _replacements.setdefault(maker, replacement)
     packages = [sys.modules["jax.ops"], sys.modules["jax.lax"], *_with_submodules(tuple(loaded))]
     names = []
     for name, undo in _replace(*packages, *_with_submodules(modules)):
@@ -71,6 +80,8 @@ def uninstall() -> tuple[str, ...]:
     """
     names = [undo() for undo in reversed(_undo_steps)]
     _undo_steps.clear()
+    for maker in _makers:
+        _replacements.pop(maker, None)
     return tuple(sorted(name for name in names if name is not None))
 
 

@@ -49,4 +49,4 @@ def replacements() -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
     """Yield functions and their replacements."""
     for name, original in JAX_OPS.items():
         yield original, replacing(original, (*ARGUMENTS, "bucket_size", "mode"), reduction(name))
-    yield _RAGGED_DOT, replacing(_RAGGED_DOT, _RAGGED, _ragged_dot)
+    yield _RAGGED_DOT, replacing(_RAGGED_DOT, _RAGGED, _ragged_dot, is_reduction=False)

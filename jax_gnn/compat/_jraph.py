@@ -6,6 +6,7 @@ feature, and stop the gradient through the maximum that a softmax subtracts, whi
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._program.lift import lift
 from jax_gnn.compat._segments import ARGUMENTS, FLOATS, Segments, reduction, replacing, segments_of
 
 
@@ -92,6 +94,24 @@ _REPLACEMENTS: dict[str, tuple[tuple[str, ...], Callable[..., Array | None]]] = 
     "segment_max_or_constant": ((*ARGUMENTS, "constant"), _or_constant("max")),
     "segment_min_or_constant": ((*ARGUMENTS, "constant"), _or_constant("min")),
 }
+
+
+def makers() -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Yield functions that make layers, and the same with lifted layers.
+
+    jraph's other layers are made by its ``GraphNetwork``.
+    """
+    for name in ("GraphNetwork", "GraphConvolution", "GAT"):
+        if (original := getattr(sys.modules["jraph"], name, None)) is not None:
+            yield original, _lifted(original)
+
+
+def _lifted(maker: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(maker)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return lift(maker(*args, **kwargs))
+
+    return make
 
 
 def replacements() -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:

@@ -24,6 +24,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, as_signed, is_traced
 from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
+from jax_gnn._program.lift import is_tracing
 
 ARGUMENTS = ("data", "segment_ids", "num_segments", "indices_are_sorted", "unique_indices")
 _DROPS = (None, "drop", "fill", "promise_in_bounds")
@@ -207,17 +208,22 @@ def _new_look(ids: np.ndarray, size: int) -> Look:
 
 
 def replacing(
-    original: Callable[..., Any], names: tuple[str, ...], ours: Callable[..., Any]
+    original: Callable[..., Any],
+    names: tuple[str, ...],
+    ours: Callable[..., Any],
+    is_reduction: bool = True,
 ) -> Callable[..., Any]:
     """Make a replacement that calls ``ours``, and the original where ``ours`` returns None.
 
-    Unknown and repeated arguments go to the original, which raises the error.
+    Unknown and repeated arguments go to the original, which raises the error. So do reductions
+    while a lifted function is traced, as `jax_gnn.lift` finds JAX's scatters.
     """
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         by_name = {**dict(zip(names, args, strict=False)), **kwargs}
         is_valid = len(by_name) == len(args) + len(kwargs) and by_name.keys() <= set(names)
+        is_valid = is_valid and not (is_reduction and is_tracing())
         result = ours(**by_name) if is_valid else None
         return original(*args, **kwargs) if result is None else result
 

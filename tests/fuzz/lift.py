@@ -80,7 +80,7 @@ IDS: dict[str, Callable[[Array], Array]] = {
 
 STEPS = """
     gather gather pair map map matmul sum sum extreme node ids few by-edge integers mask softmax
-    mean add graphs scan cond while forces fill
+    mean add graphs third scan cond while forces fill
 """.split()  # noqa: SIM905 (a list would take a line for each name)
 
 
@@ -191,6 +191,10 @@ def draw_step(rng: np.random.Generator, depth: int = 0) -> tuple[str, Step]:
         total = jax.ops.segment_sum(nodes(state), arrays["graph_ids"], GRAPHS)
         state["nodes"].append(nodes(state) + total[arrays["graph_ids"]])
 
+    def third(state: State, arrays: dict[str, Array]) -> None:
+        total = jax.ops.segment_sum(edges(state), arrays["kinds"], GRAPHS)
+        state["edges"].append(edges(state)[:, :1] * total[arrays["kinds"]] + edges(state).mean())
+
     def layer(x: Array, arrays: dict[str, Array], weight: Any = 1.0) -> Array:
         m = MAPS[kind](x[arrays["senders"]]) * weight * x[arrays["receivers"]][:, :1]
         return jnp.tanh(jax.ops.segment_sum(m, arrays["receivers"], NODES) + x)
@@ -237,6 +241,7 @@ def draw_step(rng: np.random.Generator, depth: int = 0) -> tuple[str, Step]:
         "mean": mean,
         "add": add,
         "graphs": graphs,
+        "third": third,
         "scan": scan,
         "cond": cond,
         "while": loop,
@@ -260,6 +265,7 @@ def draw_arrays(rng: np.random.Generator) -> dict[str, Any]:
         "few": rng.integers(NODES, size=FEW),
         "pairs": rng.integers(EDGES, size=2 * EDGES),
         "charges": rng.integers(1, 4, NODES),
+        "kinds": rng.integers(GRAPHS, size=EDGES),
         "graph_ids": np.sort(rng.integers(GRAPHS, size=NODES)),
     }
     if rng.random() < 0.3:
