@@ -917,3 +917,25 @@ def test_more_than_2_to_the_31_elements(is_sorted) -> None:
     column = np.asarray(data[:, 0])
     want = np.stack([column[ids == segment].max() for segment in range(5)])
     assert (got == want[:, None]).all()
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_gradients_of_extremes_of_rows_that_xla_would_compute_twice(rng, reduce):
+    """XLA rounds a product and a sum in one loop otherwise than apart; rows must stay equal."""
+    ids = np.sort(rng.integers(6, size=17))
+    x, y, weight = rng.normal(size=(17, 4)), rng.normal(size=(17, 4)), rng.normal(size=(6, 4))
+
+    def loss(x, ids):
+        rows = x[:, :1] * y + x.mean()
+        extremes = getattr(jax_gnn, f"segment_{reduce}")(rows, ids, 6, indices_are_sorted=True)
+        return jnp.sum(weight * jnp.where(jnp.isfinite(extremes), extremes, 0))
+
+    def plain(x):
+        rows = x[:, :1] * y + x.mean()
+        extremes = getattr(jax.ops, f"segment_{reduce}")(rows, ids, 6)
+        return jnp.sum(weight * jnp.where(jnp.isfinite(extremes), extremes, 0))
+
+    with jax.enable_x64(True):
+        options = {"xla_backend_optimization_level": 0}
+        compiled = jax.jit(jax.grad(loss)).lower(x, ids).compile(options)
+        np.testing.assert_allclose(compiled(x, ids), jax.grad(plain)(x), rtol=1e-12, atol=1e-12)

@@ -13,6 +13,7 @@ import functools
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -20,7 +21,7 @@ from jax_gnn._core.arrays import row_width
 from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix, orient_by_weights
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
-from jax_gnn._core.op import Bind, Call, Op
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce import xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
@@ -58,6 +59,11 @@ def _select_call(
 ) -> Call | None:
     row_key, col_key, value, weight, factor, matrix = operands
     csr = matrix.by_row
+    if csr.rows is None and csr.cols is not None and platform == "cpu":
+        # XLA would fuse the comparison with what makes the row keys, round these anew, and find
+        # none that equals the extreme. A kernel reads the rows that the reduction read.
+        rows = Operand.of(lambda cols: jnp.arange(cols.shape[0], dtype=np.int32), csr.cols)
+        csr = replace(csr, rows=rows)
     index = csr_operands(csr, col_key.shape[0])
     if index is None:
         return None
