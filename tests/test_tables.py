@@ -318,7 +318,10 @@ def test_files_of_edges(tmp_path):
     assert matrix.edge_weight.tolist() == [2, 0.5]
     hypergraph = load_hypergraph(tmp_path / "c.hgr")
     assert (hypergraph.num_nodes, hypergraph.node_idx.tolist()) == (5, [0, 1, 1, 2, 4])
-    assert convert.from_table(tmp_path / "b.mtx").edges["weight"].tolist() == [0.5, 2]
+    assert convert.from_table(tmp_path / "b.mtx", directed=True).edges["weight"].tolist() == [
+        0.5,
+        2,
+    ]
     data = convert.from_table(tmp_path / "c.hgr", hypergraph=True)
     assert data.incidences["weight"].tolist() == [7, 7, 8, 8, 8]
     assert [type(data).__name__ for data in load_any(str(tmp_path / "a.txt"))] == ["GraphDataset"]

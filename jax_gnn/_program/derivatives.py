@@ -12,6 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import replace_items
+from jax_gnn._core.sharding import replicate
 from jax_gnn._program.reference import is_empty, spread
 
 # Rows that do not count have no cotangents, which are passed on as they are.
@@ -29,7 +30,7 @@ def zero_where_uncounted(x: Array, counted: Array | None) -> Array:
     """Zero rows that do not count: their content is arbitrary."""
     if counted is None or is_empty(x):
         return x
-    zeroed: Array = _zero_uncounted(counted, (x,))[0]
+    zeroed: Array = _zero_uncounted(counted, (replicate(x),))[0]
     return zeroed
 
 

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.op import align_varying
+from jax_gnn._core.sharding import is_explicit, replicate
 from jax_gnn._program.matrices import Matrices
 from jax_gnn._program.rows import (
     Apply,
@@ -121,6 +122,11 @@ def apply_to_rows(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
     if row.is_shared:
         return row.op.function(*operands)
     axes = [None if operand.is_shared else 0 for operand in row.operands]
+    mapped = [jax.typeof(x) for x, axis in zip(operands, axes, strict=True) if axis == 0]
+    if is_explicit(mapped) and len({x.sharding.spec[:1] for x in mapped}) > 1:
+        operands = [
+            x if axis is None else replicate(x, 1) for x, axis in zip(operands, axes, strict=True)
+        ]
     return jax.vmap(row.op.function, axes)(*operands)
 
 
