@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ import numpy as np
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.public import public
 from jax_gnn._program.backend import backend
-from jax_gnn._program.lift_run import Context, Plan
 from jax_gnn.graph import Graph
+
+if TYPE_CHECKING:
+    from jax_gnn._program.lift_run import Plan
 
 _MAX_PLANS = 64
 _STATE = threading.local()
@@ -83,6 +85,8 @@ class Lifted:
         traced = self._trace(call)
         if traced.plan is None:
             return self._function(*args, **kwargs)
+        from jax_gnn._program.lift_run import Context
+
         results = traced.plan.run(call.arrays, Context(self._graph))
         typed = [_as_type(x, like) for x, like in zip(results, traced.types, strict=True)]
         return jax.tree.unflatten(traced.tree, typed)
@@ -104,6 +108,8 @@ class Lifted:
         plan, texts = traced.plan, list[str]()
         is_id = [_is_known_integer(x) for x in call.arrays]
         floats = [x for x, known in zip(call.arrays, is_id, strict=True) if not known]
+
+        from jax_gnn._program.lift_run import Context
 
         def run(floats: Sequence[Any]) -> Any:
             rest = iter(floats)
@@ -146,6 +152,9 @@ class Lifted:
         if closed.effects:
             traced = _Traced(None, None, (), "it has side effects")
         else:
+            # The analysis is six modules, which only lifted functions need.
+            from jax_gnn._program.lift_run import Plan
+
             plan = Plan(closed, getattr(self._function, "__name__", "lifted"))
             reason = "; ".join(plan.explanations()) or "it neither gathers nor scatters rows"
             is_lifted = plan.is_lifted

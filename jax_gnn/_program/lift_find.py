@@ -22,6 +22,7 @@ from jax_gnn._program.lift_rows import (
     row_equation,
     uniform_row,
 )
+from jax_gnn._program.rows import DisjointSets
 from jax_gnn._program.trace import inner_jaxprs, line_of
 
 
@@ -92,7 +93,7 @@ class Analysis(Indexing):
 
     def _find_spaces(self) -> dict[Use, EdgeSpace]:
         """Return the space of each use that is lifted."""
-        groups = _DisjointSets()
+        groups = DisjointSets()
         self._find_edges(lambda use: groups.of((use.key, use.num_edges)), groups)
         by_group: dict[Any, list[Use]] = defaultdict(list)
         for use in self.uses.values():
@@ -185,7 +186,7 @@ class Analysis(Indexing):
 
     # --- Edge values ---------------------------------------------------------------------------
 
-    def _find_edges(self, space_of: Callable[[Use], Any], groups: _DisjointSets | None) -> None:
+    def _find_edges(self, space_of: Callable[[Use], Any], groups: DisjointSets | None) -> None:
         """Find the edge values behind gathers; joins the groups of ids that meet, if not None."""
         edges = self.edges
         for eqn in self.flat.eqns:
@@ -215,7 +216,7 @@ class Analysis(Indexing):
                 continue
             self._add(eqn, present[0].space, num_edges.pop(), groups)
 
-    def _add(self, eqn: Equation, space: Any, size: int, groups: _DisjointSets | None) -> bool:
+    def _add(self, eqn: Equation, space: Any, size: int, groups: DisjointSets | None) -> bool:
         """Make an equation one of edges, if there is a rule for it."""
         known = [self.edges[v].axis if is_var(v) and v in self.edges else None for v in eqn.invars]
         for axes in choices(eqn, known, size):
@@ -363,25 +364,6 @@ class Analysis(Indexing):
                     "rule, and gathers or scatters"
                 )
         return list(dict.fromkeys(lines))
-
-
-class _DisjointSets:
-    """Disjoint sets of hashable members, by union-find."""
-
-    def __init__(self) -> None:
-        self._parents: dict[Any, Any] = {}
-
-    def of(self, member: Any) -> Any:
-        """Return the representative of a member's set."""
-        while member in self._parents:
-            member = self._parents[member]
-        return member
-
-    def join(self, a: Any, b: Any) -> None:
-        """Make one set of two."""
-        a, b = self.of(a), self.of(b)
-        if a != b:
-            self._parents[a] = b
 
 
 def _choose_ends(uses: Sequence[Use]) -> tuple[Any, Any]:

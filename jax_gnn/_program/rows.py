@@ -333,3 +333,22 @@ def _(op: Push) -> str:
 @title.register
 def _(op: Pull) -> str:
     return op.way
+
+
+class DisjointSets:
+    """Disjoint sets of hashable members, by union-find."""
+
+    def __init__(self) -> None:
+        self._parents: dict[Any, Any] = {}
+
+    def of(self, member: Any) -> Any:
+        """Return the representative of a member's set."""
+        while member in self._parents:
+            member = self._parents[member]
+        return member
+
+    def join(self, a: Any, b: Any) -> None:
+        """Make one set of two."""
+        a, b = self.of(a), self.of(b)
+        if a != b:
+            self._parents[a] = b

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax_gnn._program.rows import Input, Pull, Push, Row, topological_order
+from jax_gnn._program.rows import DisjointSets, Input, Pull, Push, Row, topological_order
 from jax_gnn._program.spaces import Space
 
 
@@ -26,15 +26,15 @@ class Sides:
         Raises:
             ValueError: A row would have both sides in a bipartite graph.
         """
-        # Disjoint sets of rows that are combined, by union-find, and the side of each set.
-        self._parents: dict[Row, Row] = {}
+        # Rows that are combined, and the side of each set of them.
+        self._sets = DisjointSets()
         self._sides: dict[Row, str] = {}
         rows = topological_order(results)
         for row in rows:
             if row.space is Space.NODE and not isinstance(row.op, Push):
                 for operand in row.operands:
                     if operand.space is Space.NODE:
-                        self._join(row, operand)
+                        self._sets.join(row, operand)
         for row in rows:
             sides = {}
             if isinstance(row.op, Push) and row.space is Space.NODE:
@@ -42,7 +42,7 @@ class Sides:
             if isinstance(row.op, Pull) and row.op.way in ("src", "dst"):
                 sides[row.operands[0]] = row.op.way
             for node_row, side in sides.items():
-                if self._sides.setdefault(self._root(node_row), side) != side and bipartite:
+                if self._sides.setdefault(self._sets.of(node_row), side) != side and bipartite:
                     is_input = isinstance(node_row.op, Input)
                     what = node_row.op.name if is_input else node_row.line or "a row"  # type: ignore[union-attr]
                     raise ValueError(
@@ -52,14 +52,4 @@ class Sides:
 
     def of(self, row: Row) -> str:
         """Return "src" or "dst"; "dst" for rows that nothing reads."""
-        return self._sides.get(self._root(row), "dst")
-
-    def _root(self, row: Row) -> Row:
-        while row in self._parents:
-            row = self._parents[row]
-        return row
-
-    def _join(self, a: Row, b: Row) -> None:
-        a, b = self._root(a), self._root(b)
-        if a is not b:
-            self._parents[a] = b
+        return self._sides.get(self._sets.of(row), "dst")

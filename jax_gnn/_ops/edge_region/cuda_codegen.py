@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import functools
 
-from jax_gnn._ops.edge_region.channel_kernel import generate_channels
 from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.cuda_text import MAX_ARRAYS, Infeasible, Kernel, has_tiles
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
-from jax_gnn._ops.edge_region.slot_kernel import generate_slots
-from jax_gnn._ops.edge_region.tile_kernel import generate_tiles
 
 
 @functools.lru_cache(maxsize=1024)
@@ -31,6 +28,11 @@ def kernel_of(program: RowProgram) -> Kernel:
     Raises:
         Unsupported: A value, or the whole, is beyond what a kernel can hold.
     """
+    # Generators are ten modules, which a machine without kernels of regions never needs.
+    from jax_gnn._ops.edge_region.channel_kernel import generate_channels
+    from jax_gnn._ops.edge_region.slot_kernel import generate_slots
+    from jax_gnn._ops.edge_region.tile_kernel import generate_tiles
+
     if max(len(program.inputs), len(program.outputs)) > MAX_ARRAYS:
         raise Unsupported(None, f"more than {MAX_ARRAYS} arrays")
     templates = [generate_tiles if has_tiles(program) else generate_slots]
