@@ -114,9 +114,11 @@ def painn(g, x: Node, e: Edge, w1_sh, w2_sh):
     return g.sum(jnp.tanh(s) * size), g.sum(v * s + (jnp.sin(e) / size)[None])
 
 
-def pna(g, x: Node, e: Edge, w1_s, w2_s):
+def pna(g, x: Node, e: Edge, w1_s, w2_s, w_p):
     m = jax.nn.relu(g.src(x @ w1_s) + g.dst(x @ w2_s) + e)
-    return jnp.concatenate([g.mean(m), g.max(m), g.min(m), g.mean(m**2) - g.mean(m) ** 2])
+    a = jnp.concatenate([g.mean(m), g.max(m), g.min(m), g.mean(m**2) - g.mean(m) ** 2])
+    a, d = jnp.where(jnp.isfinite(a), a, 0), jnp.log1p(g.sum(1.0))
+    return jnp.concatenate([a, jnp.concatenate([x, a, a * d, a / jnp.maximum(d, 1)]) @ w_p])
 
 
 def regions_in_turn(g, x: Node, e: Edge, w_s, w_d):
@@ -205,6 +207,7 @@ SHAPES: dict[str, Any] = {
     "b_s": (D,),
     "a2_s": (2 * D,),
     "w_d": (D, D),
+    "w_p": (K + 12 * D, H),
     "a_sh": (H, D),
     "m_h": (H,),
     **{f"w{i}_s": (K, D) for i in ("", 1, 2, 3)},
@@ -290,8 +293,8 @@ def random_arguments(rng, function, graph):
 
 
 def all_passes():
-    """Yield all combinations of passes; those for regions alone, and with all."""
-    others = [name for name in PASSES if name not in FOR_REGIONS]
+    """Yield combinations of passes: all of those that may cost time, and others with all."""
+    others = [name for name in PASSES if name not in ("factor_scales", *FOR_REGIONS)]
     for count in range(len(others) + 1):
         yield from itertools.combinations(others, count)
     yield from (("split_softmax",), ("compact_pairs", "inline_pairs"), PASSES)

@@ -158,7 +158,8 @@ def test_split_over_devices(name, split, kind, rng):
 
     run = jax.jit(jax.vmap(one) if split == "graphs" else one)
     # The default follows the op's sharding rule, too; implementation="xla" leaves splits to XLA.
-    with setting(KERNELS[0] if KERNELS else None, "float64"):
+    has_kernels = KERNELS and jax.device_count() >= count
+    with setting(KERNELS[0] if has_kernels else None, "float64"):
         want = run(matrix, *arrays)
         with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
             got = run(*jax.tree.map(place, (matrix, *arrays)))
@@ -202,6 +203,17 @@ def test_equal_regions_compile_once(rng):
     a, b = (jaxpr.eqns[-1].params["region"] for jaxpr in jaxprs)
     assert a == b and hash(a) == hash(b) and a.jaxpr is not b.jaxpr
     assert a != a.ties and "none→edge" in repr(a)
+
+
+@pytest.mark.parametrize(("name", "num_walks"), [("pna", 2), ("sums_to_sources", 3)])
+def test_gradients_count_ties_where_extremes_are_found(name, num_walks, rng):
+    """But for an extreme over all entries, whose blocks know no extreme of all."""
+    model, edges = MODELS[name], Edges.random(rng, "random")
+    arrays = edges.arrays(rng, model, "float32")
+    jaxpr = jax.make_jaxpr(jax.grad(loss(op(model, edges))))(*arrays)
+    regions = [eqn.params["region"] for eqn in jaxpr.eqns if "region" in eqn.params]
+    assert len(regions) == num_walks
+    assert regions[0].num_ties == (2 if num_walks == 2 else 0)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -20,6 +20,7 @@ from jax_gnn._core.op import Operand
 from jax_gnn._ops.edge_region import cuda, cuda_compile, cuda_text
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
+from jax_gnn._ops.edge_region.primitive import region_op
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._ops.edge_region.slot_loads import Limits, SlotLoads
 
@@ -341,6 +342,39 @@ def linear_maps(inner, width):
     rows = [("row", (inner,)), ("edge", (inner,)), ("shared", (inner, width))]
     rows += [("col", (width,)), ("shared", (width, inner))]
     return Model(function, rows, [("row", "sum"), ("edge", "none"), ("col", "sum")])
+
+
+@needs_cuda
+@pytest.mark.parametrize("scenario", ["random", "giant"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [3, 67, (16, 24)])
+def test_ties_are_counted_beside_extremes(width, dtype, scenario, rng):
+    """Also beside sums, next to NaN, and of extremes that another kernel has."""
+    inner, columns = width if isinstance(width, tuple) else (width, width)
+
+    def function(x, w):
+        x = jnp.round(x)
+        y = x if inner == columns else x @ w
+        y = jnp.where(y > 7, jnp.nan, y)  # few
+        return [y, y, y * 2]
+
+    rows = [("col", (inner,)), ("shared", (inner, columns))]
+    model = Model(function, rows, [("row", "max"), ("row", "min"), ("row", "sum")])
+    edges = Edges.random(rng, scenario)
+    x, w = edges.arrays(rng, model, "float32")
+    arrays = [jnp.asarray(x, dtype), jnp.asarray(np.sign(np.round(w)), dtype)]
+    region = model.region(dtype).with_ties
+    alone = region._with_results(region.jaxpr.jaxpr.outvars[3:], region.outputs[3:])
+    values = jax.vmap(lambda x: function(x, arrays[1])[0])(arrays[0])[edges.cols]
+    with jax_gnn.implementation("cuda"):
+        *results, _, first, last = region_op(tuple(arrays), edges.matrix, region=region)
+        again = region_op(tuple(arrays), edges.matrix, region=alone)
+    for extreme, ties, same in zip(results, (first, last), again, strict=True):
+        want = np.zeros(ties.shape)
+        np.add.at(want, edges.rows, np.asarray(values == extreme[edges.rows], float))
+        np.testing.assert_array_equal(np.asarray(ties, float), want)
+        np.testing.assert_array_equal(ties, same)
+        assert want.max() > 1
 
 
 SIZES = (12, 20), (33, 5), (8, 66)  # few, as each is compiled

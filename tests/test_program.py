@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import pickle
 import re
 import subprocess
@@ -37,6 +38,8 @@ from jax_gnn._program.backend import backend as region_backend
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.regions import EdgeRegion
+from jax_gnn._program.rows import topological_order
+from jax_gnn._program.spaces import Space
 
 TOLERANCE = 1e-10
 
@@ -1133,6 +1136,28 @@ def test_tall_products_are_those_of_layers(rng, monkeypatch):
     assert largest_difference(values(layer), want) < 5e-3  # TF32 on a GPU
 
 
+def test_gradients_of_wide_weights_are_outer_products(rng, monkeypatch):
+    """XLA computes the product and its gradient of rows; vmap and second derivatives work."""
+    monkeypatch.setattr(products, "TALL", 9)
+    x, w = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((50, 33), (33, 130)))
+    assert products.is_wide(x, w, None) and not products.is_wide(x, w[:, :128], None)
+    assert not products.is_wide(x[:, :31], w[:31], None) and not products.is_wide(x[:8], w, None)
+
+    def loss(product):
+        return lambda x, w: jnp.sum(jnp.sin(product(x, w)))
+
+    def derivatives(product, x, w):
+        gradient = jax.grad(loss(product), (0, 1))
+        return gradient(x, w), jax.jvp(gradient, (x, w), (w[:1, :33] + x, w * w))
+
+    names = str(jax.make_jaxpr(jax.grad(loss(products.wide_matmul), (0, 1)))(x, w))
+    assert names.count("segment_outer") == 1 and "segment_matmul" not in names
+    got = jax.vmap(lambda x: derivatives(products.wide_matmul, x, w))(jnp.stack([x, 2 * x]))
+    with jax.default_matmul_precision("highest"):
+        want = jax.vmap(lambda x: derivatives(jnp.matmul, x, w))(jnp.stack([x, 2 * x]))
+    assert largest_difference(got, want) < 5e-3  # TF32 on a GPU
+
+
 def test_products_with_a_vector_are_xlas(rng, monkeypatch):
     """XLA fuses products with a vector into their neighbours; kernels cannot."""
     monkeypatch.setattr(products, "TALL", 9)
@@ -1155,6 +1180,35 @@ def test_a_product_goes_behind_a_choice_if_asked_to(rng):
     final_rows = text[text.rindex("\nafter") : text.index("\nops")]
     assert re.search(r"einsum \S+ \(%\d+, w1_sh\) +node", final_rows), final_rows
     assert re.search(r"select_n\(%\d+, dst\(%\d+\), src\(%\d+\)\)", final_rows), final_rows
+
+
+def scaled_copies(g, x: Node, w_s, v_s):
+    """Four parts, of which all but the first are one row, as it is, scaled, and scaled twice."""
+    y, d = g.mean(g.src(x)), g.sum(1.0)
+    parts = [x, y, y * d, y * d * jnp.sqrt(d)]
+    return jnp.concatenate(parts) @ w_s, jnp.einsum("k,ckd->dc", jnp.concatenate(parts), v_s)
+
+
+def other_copies(g, x: Node, w_s, v_s):
+    """Copies scaled by column, of several rows, and in float16."""
+    y, d = g.mean(g.src(x)), g.sum(1.0)
+    parts = [x, y * x, y * jnp.arange(3), y]
+    half = jnp.concatenate([y, y * d]).astype(jnp.float16) @ w_s[:6].astype(jnp.float16)
+    return jnp.concatenate(parts) @ w_s, half, jnp.concatenate([y, y * d]) @ v_s[0, :6, 0]
+
+
+def test_scaled_copies_are_multiplied_once(rng):
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    args = {"x": rng.normal(size=(9, 3)), "w_s": rng.normal(size=(12, 5))}
+    args["v_s"] = rng.normal(size=(2, 12, 4))
+    largest = {}
+    for function in (scaled_copies, other_copies):
+        rows = topological_order(plan_after_all_passes(program(function), graph, args).results)
+        largest[function] = max(math.prod(row.shape) for row in rows if row.space is Space.NODE)
+        got = with_derivatives(program(function), graph, args, 0)
+        want = with_derivatives(program(function).reference, graph, args, 0)
+        assert largest_difference(got, want) < 1e-10
+    assert largest == {scaled_copies: 24, other_copies: 12}
 
 
 @pytest.mark.parametrize("model", ["rgcn", "rgat_of_heads", "hgt", "gat_of_pairs", "gatv2", "gcn"])

@@ -394,8 +394,9 @@ def program(
 
     Args:
         function: A function of ``g`` and rows.
-        passes: Names of the passes that are applied, by default the first six. ``"cse"``: equal
-            values are computed once; ``"hoist_linear_maps"``: products of concatenations become
+        passes: Names of the passes that are applied, by default the first seven. ``"cse"``: equal
+            values are computed once; ``"factor_scales"``: products of scaled copies of a row become
+            scaled products of the row; ``"hoist_linear_maps"``: products of concatenations become
             sums of products; ``"contraction_order"``: products and sums over edges take the
             cheapest order; ``"compact_pairs"``: functions of nodes, relations or their pairs are
             computed for these; ``"split_softmax"``: softmaxes become maxima and sums of

@@ -328,7 +328,7 @@ class Costs:
         return _cost("edge_region", launch + _flops(self._work(*region.members)))
 
     def _region_gradient(self, row: Row, region: EdgeRegion) -> Cost:
-        """Return the cost of a walk by row, one by column, and one that finds extremes."""
+        """Return the cost of a walk by row and one by column, and of the counts of ties."""
         if row is not region.results[0]:
             return Cost("edge_region", 0.0)
         work = _flops(self._work(*region.members))
@@ -369,8 +369,11 @@ class Costs:
             if rows:
                 size = sum(map(self._bytes, rows))
                 launches += [between(count, size), between(count, size)]
-        if any(isinstance(x.op, Push) and x.op.reduce in ("max", "min") for x in region.pushes):
-            launches.append(self._walk(region, "row") + self._all(region.results) + work)
+        extremes = [
+            x for x in region.pushes if isinstance(x.op, Push) and x.op.reduce in ("max", "min")
+        ]
+        if launches and extremes:
+            launches[0] += self._all(extremes) + self._all(extremes)
         return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
 
     def gradient_of_walks(self, region: EdgeRegion) -> float:

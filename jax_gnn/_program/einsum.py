@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arrays import as_matrix
-from jax_gnn._ops.segment_matmul.api import is_tall, segment_matmul
+from jax_gnn._ops.segment_matmul.api import is_tall, is_wide, segment_matmul, wide_matmul
 from jax_gnn._program.rows import Contract, Labels, Row
 
 
@@ -100,7 +100,7 @@ def multiply(a: Labelled, b: Labelled | None, out: Labels, precision: Any = None
 
 
 def _multiply_tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -> Array | None:
-    """Multiply many rows with a shared matrix by `segment_matmul`, or None, as in layers."""
+    """Multiply many rows with a shared matrix as layers do, or return None."""
     new = [label for label in weight.labels if label not in x.labels]
     is_map = not set(x.labels) - set(weight.labels) and sorted(new) == sorted(out)
     if not x.has_rows or weight.has_rows or not is_map:
@@ -109,9 +109,14 @@ def _multiply_tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -
     kernel = weight.array.transpose(order)
     shape, rows = kernel.shape[len(x.labels) :], as_matrix(x.array)
     kernel = kernel.reshape(rows.shape[1], math.prod(shape))
-    if min(kernel.shape) == 1 or not is_tall(rows, kernel, precision):
+    if min(kernel.shape) == 1:
         return None  # XLA fuses products with a vector into their neighbours
-    y = segment_matmul(rows, kernel[None], jnp.full((1,), rows.shape[0], jnp.int32))
+    if is_tall(rows, kernel, precision):
+        y = segment_matmul(rows, kernel[None], jnp.full((1,), rows.shape[0], jnp.int32))
+    elif is_wide(rows, kernel, precision):
+        y = wide_matmul(rows, kernel)
+    else:
+        return None
     return y.reshape(y.shape[0], *shape)
 
 

@@ -37,6 +37,7 @@ _MAX_SHARE = 0.85
 _TIME_OF_EDGE_ARRAYS = 1.2
 # Times the best plan's time, up to which another plan may be better once its kernels are generated.
 _PROMISING = 1.2
+_ALWAYS = ("cse", "factor_scales")  # passes that only gain
 _MAX_PLANS = 4  # whose kernels are generated to choose one for gradients
 
 
@@ -254,9 +255,9 @@ def _useful_for_regions(plan: Plan, passes: Sequence[str]) -> list[str]:
 def _with_fewer_passes(plan: Plan) -> list[Plan]:
     """Return the plans with all or some of the passes.
 
-    "cse" costs nothing, and stays; `make_plan` compares plans with and without `FOR_REGIONS`.
+    `make_plan` compares plans with and without `FOR_REGIONS`.
     """
-    optional = [name for name in plan.passes if name not in ("cse", *FOR_REGIONS)]
+    optional = [name for name in plan.passes if name not in (*_ALWAYS, *FOR_REGIONS)]
     return [
         replace(plan, passes=tuple(name for name in plan.passes if name not in omitted))
         for omitted in _subsets(optional)

@@ -216,6 +216,15 @@ def apply(name: str, function: Callable[..., Any], *operands: Row, key: Hashable
     return Row(op, operands, common_space(operands), out.shape, out.dtype, operands[0].line)
 
 
+def slice_in_dim(row: Row, start: int, stop: int, axis: int) -> Row:
+    """Return a slice of an axis of a row."""
+
+    def function(x: Array) -> Array:
+        return jax.lax.slice_in_dim(x, start, stop, axis=axis)
+
+    return apply("slice", function, row, key=(start, stop, axis))
+
+
 MAX_CONSTANT = 1 << 16
 """Largest number of elements of a constant that is evaluated while a program is traced."""
 

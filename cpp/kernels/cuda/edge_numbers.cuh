@@ -18,7 +18,8 @@ struct Arrays {
   void* at[kMaxArrays];
 };
 
-enum class Join { kSum, kMax, kMin };
+// kTies counts the entries that attain a maximum or minimum, which is another part.
+enum class Join { kSum, kMax, kMin, kTies };
 
 #define JAX_GNN_EACH_SLOT(i) _Pragma("unroll") for (int i = 0; i < kVec; ++i)
 

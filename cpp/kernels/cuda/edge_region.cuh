@@ -9,6 +9,7 @@
 //   value                makes the parts of an entry, and writes what is the entry's own
 //   store                writes the parts of a row
 //   kind                 how a part is joined to others
+//   extreme_of           for a part of kind kTies, the part whose ties it counts
 // Rows are aligned to the words that the text reads and writes: its handler checks that.
 #pragma once
 
@@ -83,18 +84,26 @@ struct RegionOp {
   static constexpr bool kCounts = false, kZeroIsNeutral = false;
   static __device__ __forceinline__ Acc neutral(int part) {
     const Join kind = Text::kind(part);
-    return kind == Join::kSum   ? Acc(0)
-           : kind == Join::kMax ? kLeast<true, Acc>
-                                : kLeast<false, Acc>;
+    return kind == Join::kMax   ? kLeast<true, Acc>
+           : kind == Join::kMin ? kLeast<false, Acc>
+                                : Acc(0);
+  }
+  static __device__ __forceinline__ Acc joined(Join kind, Acc before, Acc after) {
+    return kind == Join::kSum   ? before + after
+           : kind == Join::kMax ? extremum<true>(before, after)
+                                : extremum<false>(before, after);
   }
   static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      const Join kind = Text::kind(i);
-      run[i] = kind == Join::kSum   ? before[i] + run[i]
-               : kind == Join::kMax ? extremum<true>(before[i], run[i])
-                                    : extremum<false>(before[i], run[i]);
+      if (Text::kind(i) != Join::kTies) continue;
+      const int at = Text::extreme_of(i);
+      const Acc extreme = joined(Text::kind(at), before[at], run[at]);
+      run[i] = (before[at] == extreme ? before[i] : Acc(0)) + (run[at] == extreme ? run[i] : Acc(0));
     }
+#pragma unroll
+    for (int i = 0; i < kParts; ++i)
+      if (Text::kind(i) != Join::kTies) run[i] = joined(Text::kind(i), before[i], run[i]);
   }
 };
 

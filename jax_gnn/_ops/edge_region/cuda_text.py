@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jax_gnn._ops.edge_region.channels import channels_of
-from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram
+from jax_gnn._ops.edge_region.row_program import Instruction, Output, RowProgram
 
 MAX_ARRAYS = 32
 """Largest number of inputs, and of outputs; as in ``edge_region.cuh``."""
@@ -82,6 +82,7 @@ _EXPRESSIONS = {
     "xor": "{0} ^ {1}",
 }
 JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
+_TIES = "Join::kTies"
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def product_terms(
 
 def needs_exact_bits(program: RowProgram) -> bool:
     """Whether values are compared with those of another kernel: extremes."""
-    return any(output.reduce in ("max", "min") for output in program.outputs) or any(
+    return any(output.reduce[:3] in ("max", "min") for output in program.outputs) or any(
         step.name == "eq" for step in program.instructions
     )
 
@@ -365,11 +366,66 @@ def function(signature: str, lines: Sequence[str]) -> list[str]:
     return [f"static __device__ __forceinline__ void {signature} {{", *lines, "}"]
 
 
-def kind_function(joins: Sequence[str]) -> list[str]:
-    """Return the function of a part's reduction."""
+class Parts:
+    """Numbers of a row that a lane reduces, each joined over entries in its way.
+
+    Attributes:
+        joins: The reduction of each part.
+    """
+
+    def __init__(self) -> None:
+        self.joins: list[str] = []
+        self._distances: list[int] = []  # from a part of ties back to the part of its extreme
+        self._extremes: dict[tuple[int, int, str], int] = {}
+
+    @classmethod
+    def unused(cls) -> Parts:
+        """Return one part, which a walk needs that reduces nothing."""
+        parts = cls()
+        parts.joins, parts._distances = [JOINS["sum"]], [0]
+        return parts
+
+    def __len__(self) -> int:
+        return len(self.joins)
+
+    def add(self, output: Output, chunk: int, count: int) -> Iterator[tuple[int, bool]]:
+        """Add the parts of a chunk of an output, after those of an extreme whose ties it counts.
+
+        Yields:
+            The first index of `count` parts, and whether they count ties. The last ones are those
+            of the output.
+        """
+        value, reduce, ties = output.value, *output.reduce.partition("_")[::2]
+        key = value, chunk, reduce
+        first = len(self.joins)
+        if key not in self._extremes or not ties:
+            self._extremes[key] = first
+            self.joins += [JOINS[reduce]] * count
+            self._distances += [0] * count
+            yield first, False
+        if ties:
+            first = len(self.joins)
+            self.joins += [_TIES] * count
+            self._distances += [first - self._extremes[key]] * count
+            yield first, True
+
+    def functions(self) -> list[str]:
+        """Return the functions of a part's reduction, and of the extreme whose ties it counts."""
+        distance = _by_part(list(map(str, self._distances)))
+        return [
+            "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
+            f"return {_by_part(self.joins)};",
+            "}",
+            "static __device__ constexpr int extreme_of(int part) {",
+            f"return part - ({distance});",
+            "}",
+        ]
+
+
+def _by_part(texts: Sequence[str]) -> str:
+    """Return a C++ expression of ``part`` that has a text for each."""
     expression, stop = "", 0
-    for join, group in itertools.groupby(joins):
+    for text, group in itertools.groupby(texts):
         stop += len(list(group))
-        expression += f"part < {stop} ? {join} : " if stop < len(joins) else join
-    head = "static __device__ constexpr Join kind([[maybe_unused]] int part) {"
-    return [head, f"return {expression};", "}"]
+        expression += f"part < {stop} ? {text} : " if stop < len(texts) else text
+    return expression

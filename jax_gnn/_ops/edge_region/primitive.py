@@ -112,20 +112,25 @@ def _result(operands: Operands, *, region: Region) -> list[Any]:
 def _jvp(
     bind: Bind, primals: Operands, tangents: Operands
 ) -> tuple[list[Array], list[Array] | None]:
-    region: Region = bind.attributes["region"]
-    results = bind(primals)
+    has_ties = bind.attributes["region"].num_ties > 0
+    region: Region = bind.attributes["region"].without_ties
     active = tuple(region.without_extremes(tangents.arrays))
     if all(tangent is None for tangent in active):
-        return results, None
+        return bind(primals), None
+    with_ties = region.with_ties if region.extremes else None
+    values = bind(primals, region=with_ties or region)
+    results, ties = values[: len(region.outputs)], values[len(region.outputs) :]
     extremes = tuple(results[i] for i in region.extremes)
     residuals = tuple(results[i] for i in region.residuals)
     point = LinearizationPoint(tuple(primals.arrays), extremes, residuals, primals.matrix)
     out = region_jvp(point, active, region=region, implementation=bind.implementation)
     if extremes:  # the entries that attain an extreme share its tangent equally
-        operands = Operands((*primals.arrays, *extremes), primals.matrix)
-        for i, ties in zip(region.extremes, bind(operands, region=region.ties), strict=True):
-            out[i] = out[i] / jnp.maximum(ties, 1)  # no entry attains NaN, nor a maximum of none
-    return results, out
+        if with_ties is None:
+            operands = Operands((*primals.arrays, *extremes), primals.matrix)
+            ties = bind(operands, region=region.ties)
+        for i, count in zip(region.extremes, ties, strict=True):
+            out[i] = out[i] / jnp.maximum(count, 1)  # no entry attains NaN, nor a maximum of none
+    return (values, [*out, *map(jnp.zeros_like, ties)]) if has_ties else (results, out)
 
 
 def _transpose(
@@ -251,8 +256,9 @@ def _sharding(operands: Operands, results: object, *, region: Region) -> Shardin
         return " ".join([*_AXES[key], *[UNSPLIT] * len(row.shape)])
 
     destinations = [dest for dest, _ in region.outputs]
-    # XLA's form of a region with extremes finds them over all entries.
-    runs = operands.matrix.by_row.order is None and region.masks is None
+    # XLA's form of a region with extremes finds them over all entries, and so it counts their ties.
+    has_runs = region.masks is None and not region.num_ties
+    runs = operands.matrix.by_row.order is None and has_runs
     rule = matrix_sharding(
         {
             f"arrays.{i}": axes(access, row)

@@ -233,6 +233,39 @@ class Region:
     # rows at which the derivative is evaluated (tangents; or residuals and cotangents).
 
     @functools.cached_property
+    def with_ties(self) -> Region | None:
+        """The region that also counts the entries attaining each extreme; None if no walk can.
+
+        Its last results are these counts, in the order of the extremes.
+        """
+        sinks = [self.outputs[i] for i in self.extremes]
+        if self.masks is not None or any(dest == "all" for dest, _ in sinks):
+            return None  # sums of blocks know no extreme of all blocks
+        variables = self.jaxpr.jaxpr.outvars
+        ties: list[Sink] = [(dest, f"{reduce}_ties") for dest, reduce in sinks]
+        variables = [*variables, *(variables[i] for i in self.extremes)]
+        return self._with_results(variables, (*self.outputs, *ties))
+
+    @property
+    def num_ties(self) -> int:
+        """The number of results that count entries that attain extremes."""
+        return sum(reduce.endswith("_ties") for _, reduce in self.outputs)
+
+    @property
+    def without_ties(self) -> Region:
+        """The region of the other results."""
+        if not self.num_ties:
+            return self
+        count = len(self.outputs) - self.num_ties
+        return self._with_results(self.jaxpr.jaxpr.outvars[:count], self.outputs[:count])
+
+    def _with_results(self, variables: Sequence[Any], outputs: Sequence[Sink]) -> Region:
+        jaxpr = self.jaxpr.jaxpr
+        debug_info = jaxpr.debug_info.with_unknown_names()
+        jaxpr = jaxpr.replace(outvars=list(variables), debug_info=debug_info)
+        return replace(self, jaxpr=self.jaxpr.replace(jaxpr=jaxpr), outputs=tuple(outputs))
+
+    @functools.cached_property
     def ties(self) -> Region:
         """The region that counts the entries attaining each extreme."""
 

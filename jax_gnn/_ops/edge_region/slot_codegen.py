@@ -9,10 +9,10 @@ import numpy as np
 
 from jax_gnn._ops.edge_region.cuda_text import (
     FLOATS,
-    JOINS,
     REGISTER_TYPES,
     STORED_TYPES,
     Infeasible,
+    Parts,
 )
 from jax_gnn._ops.edge_region.row_program import Output, RowProgram
 from jax_gnn._ops.edge_region.slot_instructions import SlotInstructions
@@ -59,7 +59,7 @@ class SlotCodegen(SlotInstructions):
     Attributes:
         acc: Dtype of sums.
         stores: Lines that store the reduced elements of a row.
-        part_joins: The reduction of each part.
+        parts: The numbers of a row that a lane reduces.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SlotCodegen(SlotInstructions):
     ) -> None:
         super().__init__(program, slots, vec, limits)
         self.stores: list[str] = []
-        self.part_joins: list[str] = []
+        self.parts = Parts()
         self._layout = layout
         self._generate()
 
@@ -80,7 +80,6 @@ class SlotCodegen(SlotInstructions):
             raise Infeasible(f"sums of {', '.join(sorted(dtypes))}")
         self.acc = "float64" if "float64" in dtypes else "float32"
         acc_type = REGISTER_TYPES[self.acc]
-        joins = self.part_joins
         # An output by edge is stored while its entry is visited. An output by row is a part of the
         # walk's reduction: the entry's code sets `parts`, the walk joins them over entries into
         # `run`, and code in `stores` writes `run` once for each row.
@@ -93,18 +92,18 @@ class SlotCodegen(SlotInstructions):
                 continue
             stored = []
             is_vector = placement.width > 1 or placement.condition == ""
-            for value in values:
-                first = len(joins)
-                joins += [JOINS[output.reduce]] * (self.vec if is_vector else 1)
+            for chunk, value in enumerate(values):
+                for first, is_count in self.parts.add(output, chunk, self.vec if is_vector else 1):
+                    part = f"parts[{first} + i]" if is_vector else f"parts[{first}]"
+                    number_of_entry = "1" if is_count else value.at("i")
+                    line = f"{part} = static_cast<{acc_type}>({number_of_entry});"
+                    self.body.append(self._for_slots(line) if is_vector else line)
                 stored.append(
                     SlotValue(f"run[{first} + {{i}}]" if is_vector else f"run[{first}]", is_vector)
                 )
-                part = f"parts[{first} + i]" if is_vector else f"parts[{first}]"
-                line = f"{part} = static_cast<{acc_type}>({value.at('i')});"
-                self.body.append(self._for_slots(line) if is_vector else line)
             self._store(number, output, placement, stored)
-        if not joins:  # the walk needs at least one part
-            joins += [JOINS["sum"]]
+        if not self.parts.joins:  # the walk needs at least one part
+            self.parts = Parts.unused()
             self.body.append("parts[0] = 0;")
 
     def _placement(self, output: Output) -> _Placement:

@@ -19,7 +19,6 @@ from jax_gnn._ops.edge_region.cuda_text import (
     Infeasible,
     Kernel,
     function,
-    kind_function,
     on_tensor_cores,
     struct,
 )
@@ -160,11 +159,11 @@ def _kernel(code: SlotCodegen, schedule: _Schedule) -> Kernel:
     Raises:
         Infeasible: It needs too many registers.
     """
-    joins, unroll = code.part_joins, schedule.unroll
+    parts, unroll = code.parts, schedule.unroll
     # Registers are estimated: elements of the entries in flight, values that all entries share,
     # ids of entries, and the running sums of the row.
     entry = unroll * (code.registers + 1) + code.registers_once + 2 * code.vec
-    ids, sums = 6 * unroll + 40, 4 * len(joins) * BYTES[code.acc] / 4
+    ids, sums = 6 * unroll + 40, 4 * len(parts) * BYTES[code.acc] / 4
     if ids + entry + sums > schedule.registers:
         raise Infeasible("an entry has too many numbers for the registers of a GPU")
     arrays = "const Arrays& in, "
@@ -173,10 +172,10 @@ def _kernel(code: SlotCodegen, schedule: _Schedule) -> Kernel:
         *code.tables,
         "struct Text {",
         f"using Acc = {REGISTER_TYPES[code.acc]};",
-        f"static constexpr int kVec = {code.vec}, kParts = {len(joins)};",
+        f"static constexpr int kVec = {code.vec}, kParts = {len(parts)};",
         f"static constexpr int kUnroll = {unroll}, kMinBlocks = {schedule.blocks};",
         f"static constexpr int kThreads = {THREADS};",
-        *kind_function(joins),
+        *parts.functions(),
         *struct("Entry", code.entry),
         *struct("Once", code.once),
         *function(f"load_once({arrays}bool active, unsigned first, Once& once)", code.loads_once),
@@ -193,7 +192,7 @@ def _kernel(code: SlotCodegen, schedule: _Schedule) -> Kernel:
         "};",
     ]
     lanes = code.lane_tiles * code.lanes
-    step_cost = _STEP_COST + _PART_COST * len(joins)
+    step_cost = _STEP_COST + _PART_COST * len(parts)
     work = code.work * lanes * code.vec / code.slots
     return Kernel(
         source="\n".join(lines) + "\n",
@@ -201,7 +200,7 @@ def _kernel(code: SlotCodegen, schedule: _Schedule) -> Kernel:
         vec=code.vec,
         lanes=code.lanes,
         unroll=unroll,
-        parts=len(joins),
+        parts=len(parts),
         threads=THREADS,
         blocks=schedule.blocks,
         shared=0,

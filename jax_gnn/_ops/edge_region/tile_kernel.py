@@ -16,15 +16,14 @@ import operator
 from jax_gnn._core import ffi
 from jax_gnn._ops.edge_region.cuda_text import (
     BYTES,
-    JOINS,
     SHARED_BYTES,
     STORED_TYPES,
     TILE_ENTRIES,
     WARP,
     Infeasible,
     Kernel,
+    Parts,
     function,
-    kind_function,
     struct,
 )
 from jax_gnn._ops.edge_region.row_program import RowProgram
@@ -112,18 +111,17 @@ def generate_tiles(program: RowProgram) -> Kernel:
 
 
 def _kernel(code: TileCodegen, warps: int) -> Kernel:
-    joins, reads, stores = _walk_text(code)
-    parts = len(joins)
-    types, memory = _memory(code, code.staging, parts)
+    parts, reads, stores = _walk_text(code)
+    types, memory = _memory(code, code.staging, len(parts))
     block_memory, shared = _shared_words(code, memory, warps)
-    blocks = _resident_blocks(code, parts, memory, warps)
+    blocks = _resident_blocks(code, len(parts), memory, warps)
     arrays = "const Arrays& in, "
     lines = [
         *code.tables,
         "struct Text {",
         *types,
         "using Acc = float;",
-        f"static constexpr int kVec = {_VEC}, kParts = {parts}, kUnroll = {TILE_ENTRIES};",
+        f"static constexpr int kVec = {_VEC}, kParts = {len(parts)}, kUnroll = {TILE_ENTRIES};",
         f"static constexpr int kWarps = {warps}, kThreads = {WARP * warps}, kMinBlocks = {blocks};",
         f"static constexpr int kMatrices = {code.matrix_size}, kMemory = {memory};",
         f"static constexpr int kOuterSums = {warps * code.block_memory};",
@@ -131,7 +129,7 @@ def _kernel(code: TileCodegen, warps: int) -> Kernel:
         f"static constexpr bool kSums = {'true' if code.finish else 'false'};",
         f"static constexpr bool kReduces = {'true' if stores else 'false'};",
         *struct("Sums", code.sums),
-        *kind_function(joins),
+        *parts.functions(),
         *function(f"load_matrices({arrays}float* matrices)", code.matrices),
         *function(
             f"stage({arrays}const TileEntries& tile, int lane, float* staged)",
@@ -157,7 +155,7 @@ def _kernel(code: TileCodegen, warps: int) -> Kernel:
         vec=_VEC,
         lanes=WARP,
         unroll=TILE_ENTRIES,
-        parts=parts,
+        parts=len(parts),
         threads=WARP * warps,
         blocks=blocks,
         shared=4 * shared,
@@ -169,13 +167,13 @@ def _kernel(code: TileCodegen, warps: int) -> Kernel:
     )
 
 
-def _walk_text(code: TileCodegen) -> tuple[list[str], list[str], list[str]]:
-    """Return the joins of a lane's parts, and the lines of ``read`` and ``store``.
+def _walk_text(code: TileCodegen) -> tuple[Parts, list[str], list[str]]:
+    """Return the parts of a lane, and the lines of ``read`` and ``store``.
 
     Raises the alignment of results in `code.words`.
     """
     program, words = code.program, code.words
-    joins, reads, stores = list[str](), list[str](), list[str]()
+    parts, reads, stores = Parts(), list[str](), list[str]()
     for number, output in enumerate(program.outputs):
         if output.dest != "row":
             continue  # stored by the code of the tile
@@ -186,16 +184,17 @@ def _walk_text(code: TileCodegen) -> tuple[list[str], list[str], list[str]]:
         words[array] = max(words[array], word * BYTES[dtype])
         for start in range(0, width, _VEC * WARP):
             place = f"first + {start}" if start else "first"
-            part = len(joins)
-            reads.append(f"read_tile<Tile{tile}, {width}>(memory, entry, {place}, parts, {part});")
+            for part, is_count in parts.add(output, start, _VEC):
+                read = f"read_tile<Tile{tile}, {width}>(memory, entry, {place}, parts, {part});"
+                ones = (f"parts[{part + i}] = 1;" for i in range(_VEC))
+                reads += ones if is_count else [read]
             stores.append(
                 f"store_chunk<{width}>(row_of<{kind}, {width}>(out.at[{number}], row), "
                 f"{place}, run, {part});"
             )
-            joins += [JOINS[output.reduce]] * _VEC
-    if not joins:  # the walk needs at least one part
-        return [JOINS["sum"]], ["parts[0] = 0;"], []
-    return joins, reads, stores
+    if not parts.joins:  # the walk needs at least one part
+        return Parts.unused(), ["parts[0] = 0;"], []
+    return parts, reads, stores
 
 
 def _memory(code: TileCodegen, staging: Staging, parts: int) -> tuple[list[str], int]:

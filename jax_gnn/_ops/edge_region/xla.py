@@ -93,6 +93,11 @@ class Edges:
 
     def reduce(self, x: Array, dest: Dest, reduce: str) -> Array:
         """Reduce rows of entries to a result; padding does not count."""
+        if reduce.endswith("_ties"):
+            (x,) = _barrier([x])  # XLA compares the same bits
+            extreme = self.reduce(x, dest, reduce.removesuffix("_ties"))
+            attained = x == self.gather(extreme, ACCESS_OF[dest])
+            return self.reduce(attained.astype(x.dtype), dest, "sum")
         valid = row_wise(self.valid, x)
         if dest == "edge":
             x = jnp.where(valid, x, jnp.zeros_like(x))

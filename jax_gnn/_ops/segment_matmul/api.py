@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -16,6 +17,7 @@ from jax_gnn._core.arrays import FLOATS, accumulator_dtype, feature_wise, promot
 from jax_gnn._core.csr import SparseMatrix, inverse_permutation, permutation
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import as_signed, at_most
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import gradients_at_once
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Integer, Num
@@ -27,12 +29,52 @@ from jax_gnn._ops.segment_reduce.index import SegmentIndex
 # on CPUs, and whose gradients of weights are up to twice as fast.
 TALL = 50_000
 _NARROW = 128
+# Least and most features of float32 products that are XLA's but for the gradients of weights, which
+# are 1.4 to 1.9 times as fast.
+_WIDE = 32, 256
 
 
 def is_tall(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
     """Return whether ``x @ kernel`` should be a segmented product of one group."""
     is_tall = x.ndim == 2 and at_most(TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
     return is_tall and precision is None and x.dtype == np.float32
+
+
+def is_wide(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
+    """Return whether ``x @ kernel`` should be `wide_matmul`."""
+    is_tall = x.ndim == 2 and at_most(TALL, x.shape[0])
+    is_wide = _WIDE[0] <= min(kernel.shape) and _NARROW < max(kernel.shape) <= _WIDE[1]
+    return is_tall and is_wide and precision is None and x.dtype == kernel.dtype == np.float32
+
+
+def wide_matmul(x: Array, kernel: Array) -> Array:
+    """Return ``x @ kernel`` by XLA, whose gradients of the kernel are `segment_outer`'s."""
+    level = arguments.precision_level(None)
+    return _product_of_weights([x], [kernel], precision=level)[0]
+
+
+def _weights_gradient(
+    residuals: Sequence[Array], moving: object, cts: Sequence[Array], precision: jax.lax.Precision
+) -> list[Array]:
+    del moving
+    (x,), (ct,) = residuals, cts
+    rows = jnp.full((1,), x.shape[0], jnp.int32)
+    (gradient,) = primitive.grouped_outer(
+        x, ct, rows, lhs_rows=None, rhs_rows=None, scale=None, precision=precision
+    )
+    return [gradient]
+
+
+_product_of_weights = Linear(
+    name="product_of_weights",
+    result=lambda residuals, moving, precision: [
+        jax.ShapeDtypeStruct((residuals[0].shape[0], moving[0].shape[1]), residuals[0].dtype)
+    ],
+    function=lambda residuals, moving, precision: [
+        jnp.matmul(residuals[0], moving[0], precision=precision)
+    ],
+    transpose=_weights_gradient,
+)
 
 
 def row_matmul(
@@ -76,7 +118,10 @@ def row_matmul(
     narrows = kernel.shape[0] > kernel.shape[1]
     if scale is not None and not narrows:
         x = row_wise(scale.astype(x.dtype), x) * x
-    y = jnp.matmul(x, kernel, precision=precision)
+    if is_wide(x, kernel, precision):
+        y = wide_matmul(x, kernel)
+    else:
+        y = jnp.matmul(x, kernel, precision=precision)
     if scale is not None and narrows:
         y = row_wise(scale.astype(y.dtype), y) * y
     if bias is not None:

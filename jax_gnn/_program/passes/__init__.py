@@ -8,6 +8,7 @@ from jax_gnn._program.normal import normal_form
 from jax_gnn._program.passes.compact_pairs import compact_pairs
 from jax_gnn._program.passes.contraction_order import contraction_order
 from jax_gnn._program.passes.cse import cse
+from jax_gnn._program.passes.factor_scales import factor_scales
 from jax_gnn._program.passes.hoist_linear_maps import distribute, hoist_linear_maps
 from jax_gnn._program.passes.inline_pairs import inline_pairs
 from jax_gnn._program.passes.split_softmax import split_softmax
@@ -16,13 +17,21 @@ from jax_gnn._program.spaces import Parts
 
 FOR_REGIONS = ("split_softmax", "inline_pairs")
 """Passes that gain only where edge regions take what they make."""
-PASSES = ("cse", "hoist_linear_maps", "contraction_order", "compact_pairs", *FOR_REGIONS)
+PASSES = (
+    "cse",
+    "factor_scales",
+    "hoist_linear_maps",
+    "contraction_order",
+    "compact_pairs",
+    *FOR_REGIONS,
+)
 DISTRIBUTE = "distribute"
 """A pass that programs must ask for: it may lose digits where terms cancel."""
 
 # The order of products is chosen between compactions: what edges read decides what it costs.
 _SEQUENCE = (
     "cse",
+    "factor_scales",
     "split_softmax",
     "hoist_linear_maps",
     DISTRIBUTE,
@@ -52,6 +61,8 @@ def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]
     match name:
         case "cse":
             return cse(results)
+        case "factor_scales":
+            return factor_scales(results)
         case "split_softmax":
             return split_softmax(results)
         case "hoist_linear_maps":

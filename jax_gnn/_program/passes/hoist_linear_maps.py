@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from jax_gnn._program.normal import may_reorder, settle, summed_labels
 from jax_gnn._program.patterns import factors_of
@@ -32,6 +31,7 @@ from jax_gnn._program.rows import (
     pull,
     rewrite,
     sizes_of,
+    slice_in_dim,
 )
 from jax_gnn._program.spaces import Parts, Space
 
@@ -194,11 +194,7 @@ def _slice(row: Row, start: int, stop: int, axis: int) -> Row:
     """Return a slice of an axis, taken before a read."""
     if isinstance(row.op, Pull):
         return pull(_slice(row.operands[0], start, stop, axis), row.space, row.op.way)
-
-    def function(x: Array) -> Array:
-        return jax.lax.slice_in_dim(x, start, stop, axis=axis)
-
-    return apply("slice", function, row, key=(start, stop, axis))
+    return slice_in_dim(row, start, stop, axis)
 
 
 # --- Sums ----------------------------------------------------------------------------------------
