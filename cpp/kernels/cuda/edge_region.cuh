@@ -99,7 +99,8 @@ struct RegionOp {
       if (Text::kind(i) != Join::kTies) continue;
       const int at = Text::extreme_of(i);
       const Acc extreme = joined(Text::kind(at), before[at], run[at]);
-      run[i] = (before[at] == extreme ? before[i] : Acc(0)) + (run[at] == extreme ? run[i] : Acc(0));
+      run[i] =
+          (before[at] == extreme ? before[i] : Acc(0)) + (run[at] == extreme ? run[i] : Acc(0));
     }
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
