@@ -377,6 +377,44 @@ def test_ties_are_counted_beside_extremes(width, dtype, scenario, rng):
         assert want.max() > 1
 
 
+@needs_cuda
+@pytest.mark.parametrize("scenario", ["random", "giant"])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(3, "float64"), (67, "float32"), ((16, 24), "float32")]
+)
+def test_exponentials_are_summed_while_their_maximum_is_found(width, dtype, scenario, rng):
+    """Large scores, and infinities of both signs, are those of two passes."""
+    inner, columns = width if isinstance(width, tuple) else (width, width)
+
+    def function(x, w, v):
+        scores = x if inner == columns else x @ w
+        scores = jnp.where(scores > 40, jnp.inf, jnp.where(scores < -20, -jnp.inf, scores))
+        return [scores, v, jnp.ones_like(scores)]
+
+    rows = [("col", (inner,)), ("shared", (inner, columns)), ("edge", (columns,))]
+    model = Model(function, rows, [("row", "max"), ("row", "exp_sum"), ("row", "exp_sum")])
+    edges = Edges.random(rng, scenario)
+    x, w, v = edges.arrays(rng, model, dtype)
+    numbers = np.round(8 * x), np.sign(np.round(w)), v  # whose products are exact in TF32
+    with jax_gnn.implementation("cuda"), jax.enable_x64(dtype == "float64"):
+        arrays = tuple(jnp.asarray(y, dtype) for y in numbers)
+        scores = jax.vmap(lambda x: function(x, arrays[1], arrays[2][0])[0])(arrays[0])
+        scores = np.asarray(scores[edges.cols], np.float64)
+        largest, *sums = region_op(arrays, edges.matrix, region=model.region(dtype))
+    maxima = np.full(largest.shape, -np.inf)
+    np.maximum.at(maxima, edges.rows, scores)
+    np.testing.assert_array_equal(largest, maxima)
+    with np.errstate(invalid="ignore"):  # zero times infinity
+        terms = np.exp(scores - np.where(np.isfinite(maxima), maxima, 0)[edges.rows])
+        for got, factor in zip(sums, (v[: len(edges.rows)], 1.0), strict=True):
+            want = np.zeros(maxima.shape)
+            np.add.at(want, edges.rows, terms * factor)
+            finite = np.isfinite(want)
+            bound = {"rtol": 1e-5, "atol": 1e-5}
+            np.testing.assert_allclose(got, np.where(finite, want, got), **bound)
+            assert not np.isfinite(np.asarray(got)[~finite]).any()
+
+
 SIZES = (12, 20), (33, 5), (8, 66)  # few, as each is compiled
 
 

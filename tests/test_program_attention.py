@@ -15,8 +15,9 @@ from program_cases import Sizes, largest_difference, random_graph
 import jax_gnn
 from jax_gnn import Edge, Node, Relation, RelationalGraph, program
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._program import relational
+from jax_gnn._program import plan, relational
 from jax_gnn._program.cost import Costs
+from jax_gnn._program.rows import topological_order
 
 
 def rgat(score=lambda s: jax.nn.leaky_relu(s, 0.2), message=lambda z: z, weights=False):
@@ -140,3 +141,69 @@ def test_near_misses_are_their_references(rng, monkeypatch, name, plan):
         compiled = program(model)
         got, want = jax.jit(lambda: [results(run) for run in (compiled, compiled.reference)])()
     assert largest_difference(got, want) < 1e-10
+
+
+def weighted(g, x: Node, e: Edge):
+    m = jax.nn.relu(g.src(x) + e)
+    return g.sum(g.softmax(jnp.sin(m)) * m)
+
+
+def two_sums(g, x: Node, e: Edge):
+    shares = g.softmax(jnp.sin(g.src(x) * e))
+    return g.sum(shares * e), g.sum(shares * g.dst(x) * jnp.tanh(e)), g.sum(jnp.cos(e))
+
+
+def with_weights(g, x: Node, e: Edge):
+    shares = g.softmax(jnp.sin(g.src(x) * e))
+    return g.sum(shares * e), shares
+
+
+def with_maximum(g, x: Node, e: Edge):
+    scores = jnp.sin(g.src(x) * e)
+    return g.sum(g.softmax(scores) * e), g.max(scores)
+
+
+def with_squares(g, x: Node, e: Edge):
+    shares = g.softmax(jnp.sin(g.src(x) * e))
+    return g.sum(shares * shares * e), g.sum(jnp.tanh(shares))
+
+
+@pytest.mark.parametrize(
+    ("model", "num_joined"),
+    [(weighted, 1), (two_sums, 1), (with_weights, 0), (with_maximum, 0), (with_squares, 1)],
+)
+def test_one_walk_sums_exponentials_and_finds_their_maximum(monkeypatch, rng, model, num_joined):
+    """But where something else reads the maximum, or the weights; and not under differentiation."""
+
+    def prefer_split(_, results):
+        return -float(
+            "softmax_exp" in [getattr(x.op, "name", "") for x in topological_order(results)]
+        )
+
+    monkeypatch.setattr(Costs, "training", prefer_split)
+    monkeypatch.setattr(Costs, "total", prefer_split)
+    monkeypatch.setattr(  # all regions that there may be
+        plan, "choose_regions", lambda candidates, _: candidates.regions(candidates.pushes)
+    )
+    with jax.enable_x64(True), jax_gnn.implementation("cuda" if WANTED else "xla"):
+        graph = random_graph(rng, Sizes(30, 200, padding=9)).nodes
+        x, e = (jnp.asarray(rng.normal(size=(n, 9))) for n in (30, graph.num_edges))
+        e = e.at[-9:].set(np.nan)
+        layer = program(model, passes=("cse", "split_softmax"))
+        walks = str(jax.make_jaxpr(lambda x, e: layer(graph, x, e))(x, e)).count("exp_sum→row")
+        assert bool(walks) == bool(num_joined)
+
+        def loss(run):
+            return lambda x, e: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(run(graph, x, e)))
+
+        gradient = jax.make_jaxpr(jax.grad(loss(layer), (0, 1)))(x, e)
+        assert "exp_sum" not in str(gradient)
+        got, want = jax.jit(
+            lambda: [
+                (run(graph, x, e), jax.grad(loss(run), (0, 1))(x, e), jax.hessian(loss(run))(x, e))
+                for run in (layer, layer.reference)
+            ]
+        )()
+        stacked = jax.vmap(lambda x: layer(graph, x, e))(jnp.stack([x, 2 * x]))
+        twice = jax.vmap(lambda x: layer.reference(graph, x, e))(jnp.stack([x, 2 * x]))
+    assert largest_difference((got, stacked), (want, twice)) < 1e-9

@@ -101,7 +101,9 @@ class Costs:
 
     def total(self, results: Sequence[Row]) -> float:
         """Return the microseconds of all rows that results need."""
-        return sum(self.of(row).time for row in needed_rows(results, self.matcher))
+        maxima = {softmax.maxima.results[0] for softmax in self.matcher.softmaxes.values()}
+        rows = (row for row in needed_rows(results, self.matcher) if row not in maxima)
+        return sum(self.of(row).time for row in rows)
 
     def training(self, results: Sequence[Row]) -> float:
         """Return the microseconds of all rows that results need, and of their gradients."""

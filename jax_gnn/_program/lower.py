@@ -113,7 +113,10 @@ class Lowering:
         if row not in self._arrays:
             if row in self.matcher.regions:
                 region = self.matcher.regions[row]
-                self._arrays.update(zip(region.results, region.lower(self), strict=True))
+                if region in self.matcher.softmaxes:
+                    self._arrays |= self.matcher.softmaxes[region].lower(self)
+                else:
+                    self._arrays.update(zip(region.results, region.lower(self), strict=True))
             else:
                 self._arrays[row] = self._make(row)
         return self._arrays[row]

@@ -54,6 +54,7 @@ from jax_gnn._program.rows import (
 from jax_gnn._program.spaces import Parts, Space
 
 if TYPE_CHECKING:
+    from jax_gnn._program.online_softmax import OnlineSoftmax
     from jax_gnn._program.regions import EdgeRegion
 
 _SOURCES = {"src": Space.NODE, "src_pair": Space.SOURCE_PAIR}
@@ -67,6 +68,7 @@ class Matcher:
         parts: The spaces of the graph.
         compact: Whether products that a pattern introduces move to the smallest space.
         regions: The edge regions by their results, which have no patterns.
+        softmaxes: Pairs of regions that one walk computes, by each of them.
     """
 
     def __init__(self, uses: Mapping[Row, int], parts: Parts, compact: bool = True) -> None:
@@ -80,6 +82,7 @@ class Matcher:
         self.parts = parts
         self.compact = compact
         self.regions: Mapping[Row, EdgeRegion] = {}
+        self.softmaxes: Mapping[EdgeRegion, OnlineSoftmax] = {}
         self._uses = uses
         self._patterns: dict[Row, Pattern] = {}
 

@@ -19,6 +19,7 @@ from jax_gnn._program.derivatives import differentiated_as
 from jax_gnn._program.lower import Lowering
 from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
+from jax_gnn._program.online_softmax import online_softmaxes
 from jax_gnn._program.passes import FOR_REGIONS, run
 from jax_gnn._program.passes.inline_pairs import is_inlinable
 from jax_gnn._program.regions import Candidates, EdgeRegion, choose_regions
@@ -200,6 +201,7 @@ def match_regions(
 
     candidates = Candidates(results, matcher, linear_maps)
     matcher.regions = choose_regions(candidates, training_time)
+    matcher.softmaxes = online_softmaxes(matcher.regions.values(), count_uses(results))
     return matcher
 
 

@@ -234,6 +234,8 @@ REACHED = "reached"
 
 SOFTMAX_SHIFT = "softmax_shift"
 """Name of the function of a maximum of scores, which has no gradient."""
+SOFTMAX_EXP = "softmax_exp"
+"""Name of the function of scores and shifts."""
 
 
 def reached(row: Row) -> Row:

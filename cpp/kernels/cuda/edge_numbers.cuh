@@ -18,8 +18,9 @@ struct Arrays {
   void* at[kMaxArrays];
 };
 
-// kTies counts the entries that attain a maximum or minimum, which is another part.
-enum class Join { kSum, kMax, kMin, kTies };
+// kTies counts the entries that attain a maximum or minimum, which is another part; kExpSum adds up
+// numbers times exp(score - maximum), where another part is the maximum of scores.
+enum class Join { kSum, kMax, kMin, kTies, kExpSum };
 
 #define JAX_GNN_EACH_SLOT(i) _Pragma("unroll") for (int i = 0; i < kVec; ++i)
 

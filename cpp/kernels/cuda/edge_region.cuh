@@ -9,7 +9,7 @@
 //   value                makes the parts of an entry, and writes what is the entry's own
 //   store                writes the parts of a row
 //   kind                 how a part is joined to others
-//   extreme_of           for a part of kind kTies, the part whose ties it counts
+//   extreme_of           for a part of kind kTies or kExpSum, the part with the extreme
 // Rows are aligned to the words that the text reads and writes: its handler checks that.
 #pragma once
 
@@ -93,18 +93,30 @@ struct RegionOp {
            : kind == Join::kMax ? extremum<true>(before, after)
                                 : extremum<false>(before, after);
   }
+  static __device__ constexpr bool is_of_extreme(int part) {
+    return Text::kind(part) == Join::kTies || Text::kind(part) == Join::kExpSum;
+  }
+  // The ties, or the sum, of two runs whose extremes are `early` and `late`.
+  static __device__ __forceinline__ Acc joined_at(Join kind, Join extreme, Acc early, Acc late,
+                                                  Acc before, Acc after) {
+    if (kind == Join::kTies) {
+      const Acc whole = joined(extreme, early, late);
+      return (early == whole ? before : Acc(0)) + (late == whole ? after : Acc(0));
+    }
+    const Acc distance = early > late ? late - early : early - late;
+    const Acc factor = early == late ? Acc(1) : quick_exponential(distance);
+    return early > late ? before + factor * after : factor * before + after;
+  }
   static __device__ __forceinline__ void combine(const Acc (&before)[kParts], Acc (&run)[kParts]) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      if (Text::kind(i) != Join::kTies) continue;
+      if (!is_of_extreme(i)) continue;
       const int at = Text::extreme_of(i);
-      const Acc extreme = joined(Text::kind(at), before[at], run[at]);
-      run[i] =
-          (before[at] == extreme ? before[i] : Acc(0)) + (run[at] == extreme ? run[i] : Acc(0));
+      run[i] = joined_at(Text::kind(i), Text::kind(at), before[at], run[at], before[i], run[i]);
     }
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
-      if (Text::kind(i) != Join::kTies) run[i] = joined(Text::kind(i), before[i], run[i]);
+      if (!is_of_extreme(i)) run[i] = joined(Text::kind(i), before[i], run[i]);
   }
 };
 

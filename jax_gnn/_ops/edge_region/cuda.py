@@ -103,10 +103,7 @@ def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: in
         for x, access in zip(arrays, accesses, strict=True)
     ]
     values = edges.apply(lambda *rows: evaluate(program, rows), accesses, rows)
-    reduced = [
-        edges.reduce(x, output.dest, output.reduce)
-        for x, output in zip(values, program.outputs, strict=True)
-    ]
+    reduced = edges.reduced(values, [(output.dest, output.reduce) for output in program.outputs])
     # A block's sum is a row, and all but the first one are zero here, as are shares of a row.
     shapes = _result(WalkOperands(tuple(arrays), csr), program=program, num_cols=num_cols)
     return [
@@ -225,6 +222,13 @@ def composition(
             values = _run_walk(walk, operands, matrix, implementation, len(region.outputs))
             for i, x in zip(walk.results, values, strict=True):
                 results[i] = x
+        if region.has_softmax:  # a maximum that is not finite is no shift of scores
+            kinds = [reduce for _, reduce in region.outputs]
+            maxima = results[kinds.index("max")]
+            results = [
+                jnp.where(jnp.isfinite(maxima), x, x * jnp.exp(maxima)) if kind == "exp_sum" else x
+                for x, kind in zip(results, kinds, strict=False)
+            ]
         return [
             x.reshape(*(() if dest == "all" else x.shape[:1]), *row.shape).astype(row.dtype)
             for x, row, (dest, _) in zip(results, region.results, region.outputs, strict=False)

@@ -82,7 +82,7 @@ _EXPRESSIONS = {
     "xor": "{0} ^ {1}",
 }
 JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
-_TIES = "Join::kTies"
+_TIES, _EXP_SUM = "Join::kTies", "Join::kExpSum"
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,10 @@ def product_terms(
 
 
 def needs_exact_bits(program: RowProgram) -> bool:
-    """Whether values are compared with those of another kernel: extremes."""
-    return any(output.reduce[:3] in ("max", "min") for output in program.outputs) or any(
+    """Whether values are compared with those of another kernel: extremes, but not of a softmax."""
+    reductions = {output.reduce for output in program.outputs}
+    has_extremes = any(reduce[:3] in ("max", "min") for reduce in reductions)
+    return (has_extremes and "exp_sum" not in reductions) or any(
         step.name == "eq" for step in program.instructions
     )
 
@@ -373,17 +375,11 @@ class Parts:
         joins: The reduction of each part.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: RowProgram) -> None:
         self.joins: list[str] = []
-        self._distances: list[int] = []  # from a part of ties back to the part of its extreme
+        self._distances: list[int] = []  # from a part of ties, or of exponentials, to its extreme
         self._extremes: dict[tuple[int, int, str], int] = {}
-
-    @classmethod
-    def unused(cls) -> Parts:
-        """Return one part, which a walk needs that reduces nothing."""
-        parts = cls()
-        parts.joins, parts._distances = [JOINS["sum"]], [0]
-        return parts
+        self._maxima = [x.value for x in program.outputs if x.reduce == "max"]
 
     def __len__(self) -> int:
         return len(self.joins)
@@ -395,19 +391,29 @@ class Parts:
             The first index of `count` parts, and whether they count ties. The last ones are those
             of the output.
         """
-        value, reduce, ties = output.value, *output.reduce.partition("_")[::2]
-        key = value, chunk, reduce
-        first = len(self.joins)
+        if output.reduce == "exp_sum":
+            keys = [(value, chunk, "max") for value in self._maxima]
+            if len(keys) != 1 or keys[0] not in self._extremes:
+                raise Infeasible("exponentials without their maximum")
+            yield self._append(_EXP_SUM, count, self._extremes[keys[0]]), False
+            return
+        reduce, _, ties = output.reduce.partition("_")
+        key = output.value, chunk, reduce
         if key not in self._extremes or not ties:
-            self._extremes[key] = first
-            self.joins += [JOINS[reduce]] * count
-            self._distances += [0] * count
-            yield first, False
+            self._extremes[key] = self._append(JOINS[reduce], count)
+            yield self._extremes[key], False
         if ties:
-            first = len(self.joins)
-            self.joins += [_TIES] * count
-            self._distances += [first - self._extremes[key]] * count
-            yield first, True
+            yield self._append(_TIES, count, self._extremes[key]), True
+
+    def fill(self) -> None:
+        """Add the part that a walk needs that reduces nothing."""
+        self._append(JOINS["sum"], 1)
+
+    def _append(self, join: str, count: int, extreme: int | None = None) -> int:
+        first = len(self.joins)
+        self.joins += [join] * count
+        self._distances += [0 if extreme is None else first - extreme] * count
+        return first
 
     def functions(self) -> list[str]:
         """Return the functions of a part's reduction, and of the extreme whose ties it counts."""

@@ -257,7 +257,7 @@ def _sharding(operands: Operands, results: object, *, region: Region) -> Shardin
 
     destinations = [dest for dest, _ in region.outputs]
     # XLA's form of a region with extremes finds them over all entries, and so it counts their ties.
-    has_runs = region.masks is None and not region.num_ties
+    has_runs = region.masks is None and not region.num_ties and not region.has_softmax
     runs = operands.matrix.by_row.order is None and has_runs
     rule = matrix_sharding(
         {

@@ -247,6 +247,11 @@ class Region:
         return self._with_results(variables, (*self.outputs, *ties))
 
     @property
+    def has_softmax(self) -> bool:
+        """Whether results are sums of numbers times exponentials of scores, the result "max"."""
+        return any(reduce == "exp_sum" for _, reduce in self.outputs)
+
+    @property
     def num_ties(self) -> int:
         """The number of results that count entries that attain extremes."""
         return sum(reduce.endswith("_ties") for _, reduce in self.outputs)

@@ -67,7 +67,7 @@ class SlotCodegen(SlotInstructions):
     ) -> None:
         super().__init__(program, slots, vec, limits)
         self.stores: list[str] = []
-        self.parts = Parts()
+        self.parts = Parts(program)
         self._layout = layout
         self._generate()
 
@@ -103,7 +103,7 @@ class SlotCodegen(SlotInstructions):
                 )
             self._store(number, output, placement, stored)
         if not self.parts.joins:  # the walk needs at least one part
-            self.parts = Parts.unused()
+            self.parts.fill()
             self.body.append("parts[0] = 0;")
 
     def _placement(self, output: Output) -> _Placement:

@@ -173,7 +173,7 @@ def _walk_text(code: TileCodegen) -> tuple[Parts, list[str], list[str]]:
     Raises the alignment of results in `code.words`.
     """
     program, words = code.program, code.words
-    parts, reads, stores = Parts(), list[str](), list[str]()
+    parts, reads, stores = Parts(program), list[str](), list[str]()
     for number, output in enumerate(program.outputs):
         if output.dest != "row":
             continue  # stored by the code of the tile
@@ -193,7 +193,8 @@ def _walk_text(code: TileCodegen) -> tuple[Parts, list[str], list[str]]:
                 f"{place}, run, {part});"
             )
     if not parts.joins:  # the walk needs at least one part
-        return Parts.unused(), ["parts[0] = 0;"], []
+        parts.fill()
+        return parts, ["parts[0] = 0;"], []
     return parts, reads, stores
 
 

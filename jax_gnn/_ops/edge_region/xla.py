@@ -10,7 +10,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, as_matrix, row_wise, scatter_rows, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._ops.edge_region.region import ACCESS_OF, ExtremeMasks, Region
+from jax_gnn._ops.edge_region.region import ACCESS_OF, ExtremeMasks, Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Dest
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
 
@@ -30,11 +30,7 @@ def edge_region(arrays: Sequence[Array], matrix: SparseMatrix, *, region: Region
         for i, flag in zip(region.masks.arguments, flags, strict=True):
             rows[i] = flag
         region = region.masks.region
-    values = edges.apply(region, region.accesses, rows)
-    return [
-        edges.reduce(x, dest, reduce)
-        for x, (dest, reduce) in zip(values, region.outputs, strict=True)
-    ]
+    return edges.reduced(edges.apply(region, region.accesses, rows), region.outputs)
 
 
 def _barrier(arrays: list[Array]) -> list[Array]:
@@ -90,6 +86,20 @@ class Edges:
         """Apply a function of rows to all entries."""
         axes = [None if access == "shared" else 0 for access in accesses]
         return jax.vmap(function, axes, axis_size=self.count)(*rows)
+
+    def reduced(self, values: Sequence[Array], outputs: Sequence[Sink]) -> list[Array]:
+        """Reduce rows of entries to the results of a region."""
+        results = []
+        for x, (dest, reduce) in zip(values, outputs, strict=True):
+            if reduce == "exp_sum":
+                (scores,) = (
+                    s for s, (_, kind) in zip(values, outputs, strict=True) if kind == "max"
+                )
+                maxima = self.reduce(scores, dest, "max")
+                shift = jnp.where(jnp.isfinite(maxima), maxima, 0)
+                x = x * jnp.exp(scores - self.gather(shift, ACCESS_OF[dest]))
+            results.append(self.reduce(x, dest, "sum" if reduce == "exp_sum" else reduce))
+        return results
 
     def reduce(self, x: Array, dest: Dest, reduce: str) -> Array:
         """Reduce rows of entries to a result; padding does not count."""

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._program.rows import (
+    SOFTMAX_EXP,
     SOFTMAX_SHIFT,
     Apply,
     Contract,
@@ -53,7 +54,7 @@ def _share(row: Row) -> Row:
     # Like `segment_softmax`: a node whose scores are all -inf has shares of zero.
     shift = apply(SOFTMAX_SHIFT, _shift, maxima)
     exponentials = apply(
-        "softmax_exp", lambda x, shift: jnp.exp(x - shift), scores, pull(shift, Space.EDGE, "dst")
+        SOFTMAX_EXP, lambda x, shift: jnp.exp(x - shift), scores, pull(shift, Space.EDGE, "dst")
     )
     total = Row(Push("sum"), (exponentials,), Space.NODE, row.shape, row.dtype, row.line)
     inverse = apply("softmax_inverse", _inverse, total)
