@@ -1,6 +1,7 @@
 """Generated CUDA kernels of edge regions: source, policy, and emulated runs of random functions."""
 
 import re
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ from jax_gnn._core.op import Operand
 from jax_gnn._ops.edge_region import cuda, cuda_compile, cuda_text
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
+from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._ops.edge_region.slot_loads import Limits, SlotLoads
 
@@ -222,6 +224,34 @@ def test_gradients_of_linear_maps_are_in_regions_that_hold_them(width, layers, r
     is_outside = layers == 5
     assert (count_products(jax.grad(total)) > 0) == is_outside
     assert (count_products(jax.jit(jax.grad(total, (0, 1, 2)))) > 0) == is_outside
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_compilers_run_side_by_side(rng, monkeypatch):
+    """Kernels of a function and of its gradients are compiled at once, from the trace on."""
+    edges, model = Edges.random(rng, "random"), pairwise(4)
+    arrays = edges.arrays(rng, model, "float32")
+    active, is_traced, sources = tuple(range(len(arrays))), threading.Event(), set()
+
+    def compiler(source, *_):
+        assert is_traced.wait(60)
+        sources.add(source)
+        return cuda_compile.Binary(b"code", "name")
+
+    def loss(*arrays):
+        (x,) = edge_region(model.function, arrays, model.accesses, model.outputs, edges.matrix)
+        return jnp.sum(jnp.sin(x))
+
+    monkeypatch.setattr(cuda_compile, "compiler", compiler)
+    with jax_gnn.implementation("cuda"):
+        jax.make_jaxpr(jax.grad(loss, active))(*arrays)
+    is_traced.set()
+    for binary in cuda_compile._binaries.values():
+        binary.result()
+    region = model.region()
+    want = [*cuda.sources(region, edges.matrix)]
+    want += cuda.sources(region.cotangent(active, (0,)), edges.matrix)
+    assert sources == set(want) and len(sources) == 3
 
 
 @pytest.mark.usefixtures("fake_gpu")

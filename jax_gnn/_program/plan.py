@@ -68,10 +68,9 @@ class Plan:
     def results(self) -> list[Row]:
         """The rewritten results."""
         if self.passes not in self.variants:
-            results = run(self.traced.results, self.passes, self.parts)
-            equal = self.variants.setdefault(content_of(results), results)
-            self.variants[self.passes] = equal
-        results = self.variants[self.passes]
+            new = run(self.traced.results, self.passes, self.parts)
+            self.variants[self.passes] = self.variants.setdefault(content_of(new), new)
+        results: list[Row] = self.variants[self.passes]
         return results
 
     @property
