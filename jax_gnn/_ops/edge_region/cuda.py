@@ -266,7 +266,7 @@ def flops_of_walks(region: Region) -> float:
     It is infinite if the region has no kernels.
     """
     try:
-        return sum(map(time_of, walks_of(_program(region), edges_by_col=False)))
+        return sum(map(time_of, walks_of(_program(region), False)))
     except Unsupported:
         return math.inf
 
