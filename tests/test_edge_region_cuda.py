@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fuzz import regions
+from op_spec import setting
 from op_suite import KERNELS
 from region_cases import MODELS, Edges, Model
 
@@ -346,6 +347,37 @@ def cuda_region(model, edges):
     return lambda *x: regions.edge_region(
         model.function, x, model.accesses, model.outputs, edges.matrix, implementation="cuda"
     )
+
+
+def heads_of_odd_rows(x, y):
+    s = jax.nn.softmax(x * y)
+    return [s * y, jnp.maximum(s, y).mean(-1), s.max()]
+
+
+@pytest.mark.parametrize(("heads", "width"), [(2, 33), (3, 33), (5, 7)])
+def test_sums_over_any_number_of_lanes(heads, width, rng):
+    """Lanes of a team share rows of 33 numbers, and add them up in one order."""
+    row, outputs = (heads, width), [("row", "sum"), ("col", "sum"), ("edge", "none")]
+    model = Model(heads_of_odd_rows, [("row", row), ("col", row)], outputs)
+    edges = Edges.random(rng, "random")
+    region = model.region()
+    text = "".join(cuda.sources(region, edges.matrix))
+    text += "".join(cuda.sources(region.cotangent((0, 1), (0, 1, 2)), edges.matrix))
+    assert heads == 3 or "__shfl_sync(kWholeWarp" in text
+    if not KERNELS or KERNELS[0] != "cuda":
+        return
+    arrays = edges.arrays(rng, model, "float64")
+
+    def with_gradients(function):
+        def loss(*x):
+            return sum(jnp.sum(jnp.sin(y)) for y in function(*x))
+
+        return jax.jit(lambda *x: (function(*x), jax.grad(loss, (0, 1))(*x)))(*arrays)
+
+    with setting(None, "float64"):
+        got = with_gradients(cuda_region(model, edges))
+        want = with_gradients(lambda *x: edges.plain(model, x))
+    assert regions.relative_error(got, want) < 1e-12
 
 
 @needs_cuda
