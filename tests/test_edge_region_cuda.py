@@ -1,6 +1,7 @@
 """Generated CUDA kernels of edge regions: source, policy, and emulated runs of random functions."""
 
 import re
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fuzz import regions
+from op_spec import setting
 from op_suite import KERNELS
 from region_cases import MODELS, Edges, Model
 
@@ -20,7 +22,7 @@ from jax_gnn._core.op import Operand
 from jax_gnn._ops.edge_region import cuda, cuda_compile, cuda_text
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
-from jax_gnn._ops.edge_region.primitive import region_op
+from jax_gnn._ops.edge_region.primitive import edge_region, region_op
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._ops.edge_region.slot_loads import Limits, SlotLoads
 
@@ -226,6 +228,34 @@ def test_gradients_of_linear_maps_are_in_regions_that_hold_them(width, layers, r
 
 
 @pytest.mark.usefixtures("fake_gpu")
+def test_compilers_run_side_by_side(rng, monkeypatch):
+    """Kernels of a function and of its gradients are compiled at once, from the trace on."""
+    edges, model = Edges.random(rng, "random"), pairwise(4)
+    arrays = edges.arrays(rng, model, "float32")
+    active, is_traced, sources = tuple(range(len(arrays))), threading.Event(), set()
+
+    def compiler(source, *_):
+        assert is_traced.wait(60)
+        sources.add(source)
+        return cuda_compile.Binary(b"code", "name")
+
+    def loss(*arrays):
+        (x,) = edge_region(model.function, arrays, model.accesses, model.outputs, edges.matrix)
+        return jnp.sum(jnp.sin(x))
+
+    monkeypatch.setattr(cuda_compile, "compiler", compiler)
+    with jax_gnn.implementation("cuda"):
+        jax.make_jaxpr(jax.grad(loss, active))(*arrays)
+    is_traced.set()
+    for binary in cuda_compile._binaries.values():
+        binary.result()
+    region = model.region()
+    want = [*cuda.sources(region, edges.matrix)]
+    want += cuda.sources(region.cotangent(active, (0,)), edges.matrix)
+    assert sources == set(want) and len(sources) == 3
+
+
+@pytest.mark.usefixtures("fake_gpu")
 def test_function_without_instructions(rng):
     """A warning or, if kernels are demanded, an error names the equation and the user's line."""
     edges = Edges.random(rng, "random")
@@ -317,6 +347,37 @@ def cuda_region(model, edges):
     return lambda *x: regions.edge_region(
         model.function, x, model.accesses, model.outputs, edges.matrix, implementation="cuda"
     )
+
+
+def heads_of_odd_rows(x, y):
+    s = jax.nn.softmax(x * y)
+    return [s * y, jnp.maximum(s, y).mean(-1), s.max()]
+
+
+@pytest.mark.parametrize(("heads", "width"), [(2, 33), (3, 33), (5, 7)])
+def test_sums_over_any_number_of_lanes(heads, width, rng):
+    """Lanes of a team share rows of 33 numbers, and add them up in one order."""
+    row, outputs = (heads, width), [("row", "sum"), ("col", "sum"), ("edge", "none")]
+    model = Model(heads_of_odd_rows, [("row", row), ("col", row)], outputs)
+    edges = Edges.random(rng, "random")
+    region = model.region()
+    text = "".join(cuda.sources(region, edges.matrix))
+    text += "".join(cuda.sources(region.cotangent((0, 1), (0, 1, 2)), edges.matrix))
+    assert heads == 3 or "__shfl_sync(kWholeWarp" in text
+    if not KERNELS or KERNELS[0] != "cuda":
+        return
+    arrays = edges.arrays(rng, model, "float64")
+
+    def with_gradients(function):
+        def loss(*x):
+            return sum(jnp.sum(jnp.sin(y)) for y in function(*x))
+
+        return jax.jit(lambda *x: (function(*x), jax.grad(loss, (0, 1))(*x)))(*arrays)
+
+    with setting(None, "float64"):
+        got = with_gradients(cuda_region(model, edges))
+        want = with_gradients(lambda *x: edges.plain(model, x))
+    assert regions.relative_error(got, want) < 1e-12
 
 
 @needs_cuda

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import emulation
 import jax
 import pytest
+from processes import run_fuzzer, run_python
 
-FUZZER = Path(__file__).parent / "fuzz" / "indices.py"
 PLATFORM = "cuda" if emulation.WANTED or jax.default_backend() == "gpu" else "cpu"
 CALLS, PROGRAMS = (60, 8) if emulation.WANTED else (400, 12)  # emulated: a thread at a time
 
 
-def run(*command: str) -> str:
-    """Runs Python in a process of its own, which may crash."""
-    process = subprocess.run(
-        [sys.executable, "-P", *command], capture_output=True, text=True, timeout=1200
-    )
-    assert process.returncode == 0, (
-        f"{process.returncode}: {process.stdout[-2000:]}{process.stderr[-6000:]}"
-    )
-    return process.stdout
-
-
 def test_garbage_in_every_index_array(request: pytest.FixtureRequest) -> None:
-    options = {
-        "calls": CALLS,
-        "programs": PROGRAMS,
-        "seed": request.config.option.seed,
-        "implementation": PLATFORM,
-    }
-    output = run(str(FUZZER), *(f"--{name}={value}" for name, value in options.items()))
+    output = run_fuzzer(
+        "indices",
+        calls=CALLS,
+        programs=PROGRAMS,
+        seed=request.config.option.seed,
+        implementation=PLATFORM,
+    )
     assert f" {CALLS} calls" in output
 
 
@@ -75,4 +62,4 @@ def test_ids_that_are_not_sorted(program: str) -> None:
     imports = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import emulation\n"
     if emulation.WANTED:
         program = program.replace("60_000", "600").replace("range(200)", "range(3)")
-    run("-c", imports + program.replace("{}", PLATFORM))
+    run_python("-c", imports + program.replace("{}", PLATFORM))

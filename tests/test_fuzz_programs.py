@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import pytest
+from processes import run_fuzzer
 
-FUZZER = Path(__file__).parent / "fuzz" / "programs.py"
-PROGRAMS = 12
+PROGRAMS = 8
 
 
-def test_random_programs_are_their_reference(request):
-    options = f"--programs={PROGRAMS}", f"--seed={request.config.option.seed}"
-    process = subprocess.run(
-        [sys.executable, "-P", str(FUZZER), *options], capture_output=True, text=True, timeout=1200
-    )
-    assert process.returncode == 0, f"{process.stdout[-2000:]}{process.stderr[-6000:]}"
-    assert f" {PROGRAMS} programs" in process.stdout
+@pytest.mark.parametrize("implementation", [None, "xla"], ids=["cpu", "regions"])
+def test_random_programs_are_their_reference(request, implementation):
+    seed = request.config.option.seed
+    output = run_fuzzer("programs", programs=PROGRAMS, seed=seed, implementation=implementation)
+    assert f" {PROGRAMS} programs" in output

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
+from processes import run_fuzzer
 
 import jax_gnn
 from jax_gnn import Graph, lift
 
 NODES, EDGES, WIDTH, GRAPHS = 7, 23, 5, 2
-FUZZER = Path(__file__).parent / "fuzz" / "lift.py"
 FUNCTIONS = 20
 Arrays = dict[str, Any]
 sum_by = jax.ops.segment_sum
@@ -394,9 +391,5 @@ def test_bad_input(arguments, options, message):
 
 
 def test_random_functions_equal_themselves_lifted(request):
-    options = f"--functions={FUNCTIONS}", f"--seed={request.config.option.seed}"
-    process = subprocess.run(
-        [sys.executable, "-P", str(FUZZER), *options], capture_output=True, text=True, timeout=1200
-    )
-    assert process.returncode == 0, f"{process.stdout[-6000:]}{process.stderr[-2000:]}"
-    assert f" {FUNCTIONS} functions" in process.stdout
+    output = run_fuzzer("lift", functions=FUNCTIONS, seed=request.config.option.seed)
+    assert f" {FUNCTIONS} functions" in output

@@ -527,6 +527,7 @@ def test_rows_of_no_group_are_zero(rng, implementation):
     for unread in (np.nan, np.inf):
         # Sizes of 7, 9 and 4 leave the last 20 rows to no group.
         lhs[20:] = ct[20:] = unread
+        rhs[1:3] = unread  # the weights of groups without rows
         with setting(implementation):
             for activation in (None, "relu", "silu", "gelu", "tanh"):
                 bias = np.ones((5, 9), np.float32)

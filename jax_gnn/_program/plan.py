@@ -6,8 +6,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
 from jax_gnn._program.online_softmax import online_softmaxes
 from jax_gnn._program.passes import FOR_REGIONS, run
+from jax_gnn._program.passes.cse import content_of
 from jax_gnn._program.passes.inline_pairs import is_inlinable
 from jax_gnn._program.regions import Candidates, EdgeRegion, choose_regions
 from jax_gnn._program.rows import Input, Row, Softmax, count_uses, topological_order
@@ -53,6 +54,8 @@ class Plan:
         linear_maps: Whether edge regions may contain linear maps.
         requested: The passes that the program asks for.
         trained: The plan that takes less with gradients, if there is another.
+        variants: Rewritten results by passes and by content, and their costs, which plans of one
+            program share: most sets of passes make one of a few equal programs.
     """
 
     traced: Traced
@@ -61,16 +64,21 @@ class Plan:
     linear_maps: bool = True
     requested: tuple[str, ...] = ()
     trained: Plan | None = None
+    variants: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def results(self) -> list[Row]:
         """The rewritten results."""
-        return run(self.traced.results, self.passes, self.parts)
+        if self.passes not in self.variants:
+            new = run(self.traced.results, self.passes, self.parts)
+            self.variants[self.passes] = self.variants.setdefault(content_of(new), new)
+        results: list[Row] = self.variants[self.passes]
+        return results
 
-    @functools.cached_property
+    @property
     def matcher(self) -> Matcher:
         """The patterns and regions."""
-        return match_regions(self.results, self.parts, self.passes, self.linear_maps)
+        return self.costs.matcher
 
     @functools.cached_property
     def sides(self) -> Sides:
@@ -80,7 +88,12 @@ class Plan:
     @functools.cached_property
     def costs(self) -> Costs:
         """Costs of rows."""
-        return Costs(self.matcher, self.results)
+        key = id(self.results), "compact_pairs" in self.passes, self.linear_maps
+        if key not in self.variants:
+            matcher = match_regions(self.results, self.parts, self.passes, self.linear_maps)
+            self.variants[key] = Costs(matcher, self.results)
+        costs: Costs = self.variants[key]
+        return costs
 
     @functools.cached_property
     def time(self) -> float:
@@ -216,12 +229,12 @@ def make_plan(
     """
     others = tuple(name for name in passes if name not in FOR_REGIONS)
     plans = [Plan(traced, parts, others, linear_maps, others)]
-    if Plan(traced, parts, (), linear_maps).matcher.regions:
+    if replace(plans[0], passes=()).matcher.regions:
         plans = _with_fewer_passes(plans[0])
     first = min(plans, key=lambda plan: plan.training_time)
     for added in _subsets(_useful_for_regions(first, passes))[1:]:
         names = tuple(name for name in passes if name in (*others, *added))
-        plans += _with_fewer_passes(Plan(traced, parts, names, linear_maps, names))
+        plans += _with_fewer_passes(replace(plans[0], passes=names, requested=names))
     trained = min(plans, key=lambda plan: plan.training_time * _factor(plan))
     if linear_maps and not all(map(EdgeRegion.has_kernels, trained.regions)):
         return make_plan(traced, parts, passes, linear_maps=False)

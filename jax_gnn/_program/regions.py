@@ -209,11 +209,12 @@ class EdgeRegion:
         return math.isfinite(flops_of_walks(self.region))
 
     def gradient_flops(self) -> float:
-        """Return the time of an edge in the walks of gradients to all floats, in flops.
+        """Return the time of an edge in the walks of gradients to all rows of floats, in flops.
 
         It is infinite if a GPU has no kernels for them.
         """
-        active = tuple(i for i, row in enumerate(self.region.rows) if row.dtype in FLOATS)
+        rows = self.region.rows[: len(self.input_rows)]  # shares of means have no gradient
+        active = tuple(i for i, row in enumerate(rows) if row.dtype in FLOATS)
         return flops_of_walks(self.region.cotangent(active, tuple(range(len(self.outputs)))))
 
     def lower(self, lowering: Lowering) -> list[Array]:

@@ -1,6 +1,8 @@
 """Writes random programs of messages, and compares each with its reference in all ways to rewrite.
 
-``python tests/fuzz/programs.py --programs N --seed S``
+``python tests/fuzz/programs.py --programs N --seed S --implementation xla``
+
+With an implementation, edge regions are formed as on a GPU: in plain XLA, or as emulated kernels.
 
 A program has 5 to 30 steps of all kinds that programs are made of: rows of nodes, edges, relations,
 types and shared ones, products, functions, reductions, softmaxes; constants that are made inside,
@@ -37,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import emulation
 from program_cases import (
     Sizes,
     all_passes,
@@ -46,7 +49,7 @@ from program_cases import (
     with_derivatives,
 )
 
-from jax_gnn import Edge, Node, NodeType, Relation, program
+from jax_gnn import Edge, Node, NodeType, Relation, implementation, program
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.explain import explain, kernels, table_of_rows
 from jax_gnn._program.passes import PASSES
@@ -60,7 +63,7 @@ TOLERANCE = 1e-10
 ROUNDED = 1000  # times what one nudge of 2^-50 changes: there are as many operations
 DTYPES = *["float64"] * 6, "float32", "bfloat16", "float16"
 NUDGES = 4
-COMBINATIONS = 4
+COMBINATIONS = 1 if emulation.WANTED else 4  # a compiler takes seconds for a kernel
 D, H = 3, 2
 SHAPES = (), (D,), (H,), (H, D), (D, D)
 ANNOTATIONS: dict[Space, Any] = {
@@ -694,6 +697,7 @@ def main(arguments=None):
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one program")
+    parser.add_argument("--implementation", choices=("xla", "cuda"))
     parser.add_argument("--keep-going", action="store_true", help="report all programs that differ")
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
@@ -701,7 +705,8 @@ def main(arguments=None):
     wrong, compared = [], 0
     for number in numbers:
         try:
-            compared += bool(check(options.seed, number))
+            with implementation(options.implementation):
+                compared += bool(check(options.seed, number))
         except Exception as error:
             if not options.keep_going:
                 print(f"--seed {options.seed} --only {number}")

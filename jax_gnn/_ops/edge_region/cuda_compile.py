@@ -10,9 +10,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import os
 import re
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from jax_gnn._core import schedule_cache
 _CACHE_BYTES = 256 << 20
 _DIGEST_BYTES = 32
 _NAMESPACE = "jax_gnn::cuda"
+_MAX_COMPILERS = 8  # that run at once; each keeps a core busy for seconds
 
 
 class CompilerError(Exception):
@@ -107,21 +111,30 @@ def _headers_digest() -> bytes:
     return digest.digest()
 
 
-def compile_source(definition: str, arch: str, *, fma: bool) -> Binary:
-    """Compile a kernel, or return it from this process's cache.
+@functools.cache
+def _compilers(pid: int) -> ThreadPoolExecutor:
+    """Return the threads of a process: a fork has none of its parent's."""
+    del pid
+    return ThreadPoolExecutor(_MAX_COMPILERS, "jax_gnn compiler")
+
+
+def start_compiler(definition: str, arch: str, *, fma: bool) -> Future[Binary]:
+    """Start to compile a kernel in a thread, unless this process has done so.
 
     Args:
         definition: The struct ``Text``, see :mod:`jax_gnn._ops.edge_region.cuda_codegen`.
         arch: As from :func:`architecture`.
         fma: Whether multiplications and additions may be contracted.
 
-    Raises:
-        CompilerError: The compiler rejects the source.
+    Returns:
+        The future binary, or a `CompilerError` if the compiler rejects the source.
     """
     key = definition, arch, fma
-    if key not in _binaries:  # two threads may compile the same source, to the same bytes
-        _binaries[key] = compiler(definition, arch, fma)
-    return _binaries[key]
+    with _lock:
+        binary = _binaries.get(key)
+        if binary is None or (binary.done() and binary.exception() is not None):
+            binary = _binaries[key] = _compilers(os.getpid()).submit(compiler, *key)
+        return binary
 
 
 def _nvrtc(definition: str, arch: str, fma: bool) -> Binary:
@@ -188,4 +201,5 @@ def _cached(source: str, options: object, build: Callable[[], bytes]) -> bytes:
 
 # The compiler, and its results of this process. Tests replace both.
 compiler: Callable[[str, str, bool], Binary] = _nvrtc
-_binaries: dict[tuple[str, str, bool], Binary] = {}
+_binaries: dict[tuple[str, str, bool], Future[Binary]] = {}
+_lock = threading.Lock()

@@ -103,6 +103,7 @@ def _result_shapes(operands: Operands | LinearizationPoint, region: Region) -> l
 
 
 def _result(operands: Operands, *, region: Region) -> list[Any]:
+    cuda.start_compilers(operands.matrix, region)
     return _result_shapes(operands, region)
 
 

@@ -6,7 +6,7 @@ that slots need, so that nothing moves between lanes except in a ``reduce``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from jax_gnn._ops.edge_region.cuda_text import (
 )
 from jax_gnn._ops.edge_region.row_program import SLOW, Instruction, RowProgram
 from jax_gnn._ops.edge_region.slot_loads import Limits, SlotLoads, SlotValue
-
-_MAX_TERMS = 64  # of a sum within a slot
 
 
 class SlotInstructions(SlotLoads):
@@ -141,10 +139,10 @@ class SlotInstructions(SlotLoads):
             # Lanes share the elements of a reduction only if all slots of a group need the same
             # result: each slot then reduces its share, and shuffles join the lanes.
             for group in (count, run):
-                even = run % group == count % group == 0 and count // group <= _MAX_TERMS
+                even = run % group == count % group == 0 and count // group <= self._limits.terms
                 if even and self._lanes_of(group):
                     return self._reduce_over_lanes(step, indices, group)
-        if count > _MAX_TERMS:
+        if count > self._limits.terms:
             raise Infeasible(f"a reduction over {count} numbers that lanes do not share evenly")
         values = [self._value(operand, indices * count + i) for i in range(count)]
         is_vector = any(value.is_vector for value in values)
@@ -157,7 +155,8 @@ class SlotInstructions(SlotLoads):
         if group == self.slots:
             return self.lanes if self.lane_tiles == 1 else 0
         lanes, remainder = divmod(group, self.vec)
-        return lanes if remainder == 0 and _is_power_of_2(lanes) and lanes <= self.lanes else 0
+        is_in_team = self.lane_tiles == 1 or _is_power_of_2(lanes)
+        return lanes if remainder == 0 and is_in_team and lanes <= self.lanes else 0
 
     def _reduce_over_lanes(self, step: Instruction, indices: np.ndarray, group: int) -> SlotValue:
         """Reduce over groups of slots, which share the elements evenly.
@@ -169,14 +168,18 @@ class SlotInstructions(SlotLoads):
         inside, terms_per_slot = self._all_slots % group, count // group
         side_by_side = _is_power_of_2(terms_per_slot * self.vec)
         in_order = side_by_side or (_is_power_of_2(group) and _is_power_of_2(self.vec))
-        if self.exact and kind == "sum" and not in_order:
-            raise Infeasible(f"a sum over {count} numbers in an order of its own")
-        if side_by_side:
+        of_each_lane = self.exact and kind == "sum" and not in_order
+        lanes = self._lanes_of(group)
+        if side_by_side or of_each_lane:
             offsets = [terms_per_slot * inside + i for i in range(terms_per_slot)]
         else:
             offsets = [group * i + inside for i in range(terms_per_slot)]
         values = [self._value(operand, indices * count + offset) for offset in offsets]
         by_slot = [[value.at(str(i)) for value in values] for i in range(self.vec)]
+        if of_each_lane or not _is_power_of_2(lanes):
+            flat = [text for slot in by_slot for text in slot]
+            terms = flat if of_each_lane else [tree(kind, flat)]
+            return self._reduce_lane_by_lane(kind, dtype, terms, group // self.vec)
         if side_by_side:
             terms = [tree(kind, [text for slot in by_slot for text in slot])]
         else:
@@ -186,16 +189,28 @@ class SlotInstructions(SlotLoads):
         if self.lanes * self.vec > self.slots:
             neutral = f"neutral_of<{join}, {kind_of_lane}>()"
             terms = [f"(active ? {term} : {neutral})" for term in terms]
-        lanes = self._lanes_of(group)
         self.work += count / group * self.slots + 8 * len(terms) * self.slots / self.vec
         joined = [f"join_lanes<{join}, {lanes}>({term})" for term in terms]
         names = [self._define(dtype, SlotValue(x, False).at, False, 1).text for x in joined]
         return self._define(dtype, lambda i: tree(kind, names), False, 1)
 
+    def _reduce_lane_by_lane(
+        self, kind: str, dtype: str, terms: Sequence[str], lanes: int
+    ) -> SlotValue:
+        """Reduce terms over any number of neighbouring lanes, each of which reads all of them."""
+        names = [self._define(dtype, SlotValue(x, False).at, False, 1).text for x in terms]
+        first = f"threadIdx.x % {self.lanes} / {lanes} * {lanes}"
+        others = [
+            f"__shfl_sync(kWholeWarp, {name}, {first} + {lane}, {self.lanes})"
+            for lane in range(lanes)
+            for name in names
+        ]
+        return self._define(dtype, lambda _: tree(kind, others), False, 2 * len(others))
+
     def _product(self, step: Instruction, indices: np.ndarray) -> SlotValue:
         """Write out a product of few terms."""
         count, (left, right) = int(step.params[0]), step.operands
-        if count > _MAX_TERMS:
+        if count > self._limits.terms:
             raise Infeasible(f"a product of {count} terms")
         dtype = step.dtype.name
         zero = literal(0.0, dtype)

@@ -33,7 +33,7 @@ _MAX_WRITTEN_OUT = 1 << 10  # weights of a product that is written out: compile 
 _ENTRY_COST, _STEP_COST, _PART_COST = 24, 32, 24
 
 # In the order in which they are tried.
-_LIMITS = Limits(math.inf, 400), Limits(6, 400), Limits(6, 1000)
+_LIMITS = Limits(math.inf, 400), Limits(6, 400), Limits(6, 1000), Limits(6, 4000, terms=512)
 
 
 def generate_slots(program: RowProgram) -> Kernel:

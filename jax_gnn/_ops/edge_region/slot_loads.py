@@ -25,10 +25,12 @@ class Limits(NamedTuple):
     Attributes:
         registers: Registers of an entry's elements that are loaded before their use.
         statements: Operations on an element; some hundreds take a second to compile.
+        terms: Terms of a reduction within a slot.
     """
 
     registers: float
     statements: int
+    terms: int = 64
 
 
 class SlotValue(NamedTuple):

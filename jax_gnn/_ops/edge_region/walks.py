@@ -26,7 +26,6 @@ from jax_gnn._ops.edge_region.row_program import (
     Output,
     RowProgram,
     Unsupported,
-    without_dead_code,
 )
 from jax_gnn._ops.edge_region.simplify import simplified
 from jax_gnn._ops.edge_region.tile_plan import MAX_STORED
@@ -404,14 +403,13 @@ def _cheapest_walk(
 
 
 def _walk(program: RowProgram, results: Sequence[int], by_col: bool, stored: Sequence[int]) -> Walk:
-    program = _with_inputs(program, [program.outputs[i].value for i in stored])
+    program = _with_inputs(program, results, stored)
     program = program.transposed() if by_col else program
     inputs, instructions = program.inputs, list(program.instructions)
     # Blocks of tiles add up all their entries. Other walks reduce by row, and rows are joined.
-    by_block = has_tiles(program.only(results))
+    by_block = has_tiles(program)
     outputs, over_all = [], []
-    for i in results:
-        output = program.outputs[i]
+    for output in program.outputs:
         index, dest = output.value, output.dest
         over_all.append(output.reduce if dest == "all" else None)
         is_sum_of_block = by_block and dest == "all" and output.reduce == "sum"
@@ -425,7 +423,7 @@ def _walk(program: RowProgram, results: Sequence[int], by_col: bool, stored: Seq
         if dest != "edge" and not is_sum_of_block:
             dest = "row"
         outputs.append(Output(index, dest, output.reduce))
-    pruned, used = _without_inputs(without_dead_code(inputs, instructions, outputs))
+    pruned, used = _without_inputs(RowProgram(inputs, tuple(instructions), tuple(outputs)))
     num_arrays = len(inputs) - len(stored)
     return Walk(
         pruned,
@@ -440,13 +438,27 @@ def _walk(program: RowProgram, results: Sequence[int], by_col: bool, stored: Seq
 # --- Rewrites of row programs --------------------------------------------------------------------
 
 
-def _with_inputs(program: RowProgram, values: Sequence[int]) -> RowProgram:
-    """Return the program that reads some of its values as further inputs by entry."""
-    count, added = len(program.inputs), len(values)
-    indices = {i: i if i < count else i + added for i in range(len(program.values))}
+def _with_inputs(program: RowProgram, results: Sequence[int], stored: Sequence[int]) -> RowProgram:
+    """Return the program of some results that reads others as further inputs by entry."""
+    count, steps = len(program.inputs), program.instructions
+    outputs = [program.outputs[i] for i in results]
+    values = [program.outputs[i].value for i in stored]
+    indices = {i: i for i in range(count)}
     indices |= {value: count + i for i, value in enumerate(values)}
+    needed = {output.value for output in outputs}
+    for i in range(len(steps) - 1, -1, -1):
+        if count + i in needed and count + i not in indices:
+            needed.update(steps[i].operands)
+    live: list[Instruction] = []
+    for i in sorted(needed - indices.keys()):
+        indices[i] = count + len(values) + len(live)
+        live.append(steps[i - count].renumbered(indices))
     inputs = [Input("edge", x.width, x.dtype) for x in (program.values[i] for i in values)]
-    return _renumbered(program, (*program.inputs, *inputs), indices)
+    return RowProgram(
+        (*program.inputs, *inputs),
+        tuple(live),
+        tuple(replace(output, value=indices[output.value]) for output in outputs),
+    )
 
 
 def _without_inputs(program: RowProgram) -> tuple[RowProgram, tuple[int, ...]]:

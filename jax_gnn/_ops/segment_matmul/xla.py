@@ -119,6 +119,9 @@ def segment_matmul(
     shape = rows, rhs.shape[1 if transposed else 2]
     if num_groups == 0 or 0 in shape:
         return finished(jnp.zeros(shape, dtype), residual, activation, dtype)
+    # Where XLA multiplies all rows with all weights, 0 · NaN is NaN: weights of no row are zeroed.
+    counts = jnp.diff(_bounds(sizes, offset, num_groups, rows))
+    rhs = jnp.where((counts > 0)[:, None, None], rhs, 0)
     # XLA reads all rows, so every row needs a group; rows of no group are masked after the product.
     sizes, valid = cover(sizes, offset, num_groups, rows)
     result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)

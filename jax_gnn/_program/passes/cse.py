@@ -23,7 +23,7 @@ def cse(results: Sequence[Row]) -> list[Row]:
     read_by: dict[Row, frozenset[str] | None] = {}
 
     def merge(row: Row) -> Row:
-        key = _key(row.op), row.space, row.shape, str(row.dtype), *map(id, row.operands)
+        key = _key(row.op), row.space, row.shape, row.dtype, *map(id, row.operands)
         first = unique.setdefault(key, row)
         if isinstance(row.op, Apply | Contract):
             read_by[first] = _union(read_by.get(first, row.op.read_by), row.op.read_by)
@@ -38,6 +38,18 @@ def cse(results: Sequence[Row]) -> list[Row]:
             moved = replace(moved, op=replace(row.op, read_by=read_by[row]))
         new[row] = moved
     return [new[row] for row in merged]
+
+
+def content_of(results: Sequence[Row]) -> Hashable:
+    """Return a key that programs share if they do the same on rows that the same edges read."""
+    indices: dict[Row, int] = {}
+    keys: list[Hashable] = []
+    for row in topological_order(results):
+        read_by = row.op.read_by if isinstance(row.op, Apply | Contract) else None
+        operands = tuple(indices[operand] for operand in row.operands)
+        keys.append((_key(row.op), read_by, row.space, row.shape, row.dtype, operands))
+        indices[row] = len(indices)
+    return *keys, *(indices[row] for row in results)
 
 
 def _union(a: frozenset[str] | None, b: frozenset[str] | None) -> frozenset[str] | None:
