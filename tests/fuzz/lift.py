@@ -74,6 +74,7 @@ IDS: dict[str, Callable[[Array], Array]] = {
     "where": lambda ids: jnp.where(jnp.arange(len(ids)) % 5 < 4, ids, NODES),
     "reverse": lambda ids: ids[::-1],
     "shift": lambda ids: ids - 1,
+    "row": lambda ids: jnp.stack([ids[::-1], ids])[1],
     "narrow": lambda ids: ids.astype(jnp.int16),
 }
 
