@@ -30,13 +30,19 @@ def _models(settings: Settings, scale: float, is_traced: bool) -> tuple[Any, Any
     import jax
 
     jax.config.update("jax_enable_x64", "float64" in settings.dtypes)
-    from benchmarks.compat_models import MODELS
+    models = _all_models()
 
     def measured(name: str) -> list[Row]:
         jax.clear_caches()
-        return _measured(name, MODELS[name], settings, scale, is_traced)
+        return _measured(name, models[name], settings, scale, is_traced)
 
     return None, measured
+
+
+def _all_models() -> dict[str, Any]:
+    from benchmarks import compat_atoms, compat_models
+
+    return {**compat_models.MODELS, **compat_atoms.MODELS}
 
 
 def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced: bool) -> list[Row]:
@@ -151,12 +157,11 @@ def _turns(programs: Any, parameters: Any, is_chain: bool, settings: Settings) -
 
 def run(settings: Settings, scale: float, is_traced: bool) -> Document:
     """Measures the models that are asked for, in one process."""
-    from benchmarks.compat_models import MODELS
-
+    models = _all_models()
     patterns = settings.patterns or ("*",)
-    names = [n for n in MODELS if any(fnmatch(n.lower(), p.lower()) for p in patterns)]
+    names = [n for n in models if any(fnmatch(n.lower(), p.lower()) for p in patterns)]
     if not names:
-        raise ValueError(f"no model is called {patterns[0]!r}; there are {', '.join(MODELS)}")
+        raise ValueError(f"no model is called {patterns[0]!r}; there are {', '.join(models)}")
     machine = probe(settings)
     process = Process(_models, settings, scale, is_traced)
     process.receive()

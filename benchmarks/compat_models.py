@@ -171,7 +171,7 @@ def _interaction(scale: float, rng: np.random.Generator, _: Path | None) -> Mode
 
 def _weather(scale: float, rng: np.random.Generator, checkouts: Path | None) -> Model:
     """WeatherNext's typed graph network on a mesh, three interactions."""
-    _package("weathernext", _checkout(checkouts, "graphcast") / "weathernext")
+    _package("weathernext", checkout(checkouts, "graphcast") / "weathernext")
     typed: Any = importlib.import_module("weathernext.utils.typed_graph")
     net: Any = importlib.import_module("weathernext.utils.typed_graph_net")
     width = 128
@@ -211,7 +211,7 @@ def _nequip(scale: float, rng: np.random.Generator, checkouts: Path | None) -> M
     """Two layers of nequip-jax over e3nn-jax, 16 channels."""
     import e3nn_jax as e3nn
 
-    sys.path.insert(0, str(_checkout(checkouts, "nequip-jax")))
+    sys.path.insert(0, str(checkout(checkouts, "nequip-jax")))
     nequip: Any = importlib.import_module("nequip_jax")
     atoms, edges, channels = int(128 * scale), int(2048 * scale), 16
     g = _graph(rng, atoms, edges, channels)
@@ -245,7 +245,7 @@ def _aceff(scale: float, rng: np.random.Generator, checkouts: Path | None) -> Mo
     """Local energies of jax-md's AceFF, with random weights."""
     import equinox
 
-    folder = _checkout(checkouts, "jax-md") / "jax_md"
+    folder = checkout(checkouts, "jax-md") / "jax_md"
     _package("jax_md", folder)
     _package("jax_md._nn", folder / "_nn")
     module: Any = importlib.import_module("jax_md._nn.aceff.model")
@@ -298,7 +298,8 @@ def _aceff(scale: float, rng: np.random.Generator, checkouts: Path | None) -> Mo
     return Model(arrays, (positions, species, places, ends), output)
 
 
-def _checkout(checkouts: Path | None, name: str) -> Path:
+def checkout(checkouts: Path | None, name: str) -> Path:
+    """Return the folder of a checkout."""
     if checkouts is None or not (checkouts / name).is_dir():
         raise FileNotFoundError(f"no checkout {name} in the folder --published")
     return (checkouts / name).resolve()

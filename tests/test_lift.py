@@ -111,6 +111,13 @@ def masked(x, e, w1, s, r, **_):
     return sum_by(m, jnp.where(e[:, 0] > 0, r, NODES), NODES) + few
 
 
+def rows_of_one_array(x, w, s, r, **_):
+    edge_index = jnp.stack([s, r])
+    m = jnp.tanh(x[edge_index[0]] @ w) * x[edge_index[1]]
+    y = jnp.zeros_like(x).at[edge_index[1]].add(m)
+    return y + sum_by(y[edge_index[0]] * m, edge_index[1], NODES)
+
+
 def mixed_types(x, e, s, r, charge, pairs, g, **_):
     total = sum_by(charge[s], r, NODES)  # integers
     m = x[s] * charge[r][:, None] + e[:, :1]
@@ -141,6 +148,7 @@ MODELS: list[Callable[..., Any]] = [
     layers_by_scan,
     branch_and_loop,
     masked,
+    rows_of_one_array,
     mixed_types,
     with_rules,
 ]

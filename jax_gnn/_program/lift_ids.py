@@ -182,8 +182,11 @@ class Indexing:
         return self._numbers.get(atom, atom) if is_var(atom) else _literal_key(atom)
 
     def _root(self, var: Any, num_nodes: int) -> tuple[Any, bool]:
-        """Return the ids behind an array of indices, and whether negative ones were wrapped."""
-        wraps = False
+        """Return the ids behind an array of indices, and whether negative ones were wrapped.
+
+        They have one axis: ``edge_index[0]`` is a row of an array of two.
+        """
+        wraps, ids = False, (var, False)
         while is_var(var) and (eqn := self.producers.get(var)) is not None:
             name, operand = eqn.primitive.name, eqn.invars[0]
             if not is_var(operand):
@@ -195,12 +198,14 @@ class Indexing:
                 # Ids that do not fit into 32 bits are out of range of arrays indexed by 32 bits.
                 if operand.aval.dtype.kind not in "iu" or var.aval.dtype.itemsize < 4:
                     break
-            elif name == "select_n" and not wraps and (ids := self._wrapped(eqn, num_nodes)):
-                operand, wraps = ids, True
+            elif name == "select_n" and not wraps and (ids_of := self._wrapped(eqn, num_nodes)):
+                operand, wraps = ids_of, True
             else:
                 break
             var = operand
-        return var, wraps
+            if len(var.aval.shape) == 1:
+                ids = var, wraps
+        return ids
 
     def _wrapped(self, eqn: Equation, num_nodes: int) -> Any:
         """Return ids of which ``where(ids < 0, ids + num_nodes, ids)`` is an equation, or None."""
