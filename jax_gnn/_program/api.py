@@ -203,6 +203,16 @@ class Program:
             plan, _ = self._plan(call)
             return kernels(plan, call.graph)
 
+    def planned(self, graph: Structure, *args: object) -> Plan:
+        """Return the plan of a call. Arguments are those of a call; arrays may be abstract."""
+        plans: list[Plan] = []
+
+        def plan(graph: Structure, args: Sequence[object]) -> None:
+            plans.append(self._plan(self._call(graph, args, {}))[0])
+
+        jax.eval_shape(plan, graph, args)
+        return plans[0]
+
     # --- Arguments -----------------------------------------------------------------------------
 
     def _call(self, graph: object, args: Sequence[object], kwargs: Mapping[str, object]) -> _Call:

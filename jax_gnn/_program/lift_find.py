@@ -9,7 +9,7 @@ All edge values of a space and a level are computed by one program (`lift_run`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ class EdgeSpace:
         num_edges: Number of edges.
         receivers: The end of the reductions.
         senders: The other end; `receivers` if there is none.
+        key: The keys of uses of both.
         wraps: For each end, whether negative ids count from the end.
         fills: Whether a gather by senders has a value of its own for ids out of range.
     """
@@ -41,6 +42,7 @@ class EdgeSpace:
     num_edges: int
     receivers: End
     senders: End
+    key: Any
     wraps: dict[End, bool] = field(default_factory=dict)
     fills: bool = False
 
@@ -75,8 +77,15 @@ class Analysis(Indexing):
         levels: Level of each variable that is not an edge value, and of each edge equation.
     """
 
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: Flat, refused: Mapping[Any, str]) -> None:
+        """Analyse a jaxpr.
+
+        Args:
+            flat: The jaxpr.
+            refused: Why spaces are not lifted, by `EdgeSpace.key`.
+        """
         super().__init__(flat)
+        self._refused = refused
         self.edges: dict[Any, EdgeValue] = {}
         self.scatters: dict[int, tuple[EdgeSpace, Use]] = {}
         self._third_ends: dict[Use, EdgeSpace] = {}
@@ -107,7 +116,7 @@ class Analysis(Indexing):
         result = {}
         for group, uses in by_group.items():
             receivers, senders = chosen[group]
-            reason = ""
+            reason = self._refused.get((receivers, senders), "")
             if receivers == senders and uses[0].num_edges in node_counts:
                 reason = "its rows are nodes, which have one id each"
             elif any(
@@ -121,7 +130,8 @@ class Analysis(Indexing):
             first: dict[Any, End] = {}
             for use in uses:
                 first.setdefault(use.key, use.end)
-            space = EdgeSpace(uses[0].num_edges, first[receivers], first[senders])
+            key = receivers, senders
+            space = EdgeSpace(uses[0].num_edges, first[receivers], first[senders], key)
             for use in uses:
                 if use.key not in (receivers, senders):
                     self.left[id(use.eqn)] = use.eqn, "the edges have two other ends"

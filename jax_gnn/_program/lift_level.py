@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -15,7 +16,9 @@ from jax_gnn._program.lift_ids import Use
 from jax_gnn._program.lift_order import NUM_GHOSTS, EdgeOrder
 from jax_gnn._program.lift_rows import Equation, is_var, literal
 from jax_gnn._program.passes import PASSES
+from jax_gnn._program.plan import Plan
 from jax_gnn._program.trace import Edge, EdgeView, Node
+from jax_gnn.graph import Graph
 
 NEUTRAL = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}
 """What a node without edges gets, by reduction."""
@@ -130,6 +133,24 @@ class LevelProgram:
 
         edge_function.__name__ = edge_function.__qualname__ = name
         return edge_function
+
+    def planned(self, graph: Graph) -> Plan:
+        """Return the plan of a run with ids in range, of a graph of abstract arrays."""
+
+        def rows(size: int, aval: Any, axis: int) -> jax.ShapeDtypeStruct:
+            shape = [length for i, length in enumerate(aval.shape) if i != axis]
+            return jax.ShapeDtypeStruct((size, *shape), aval.dtype)
+
+        analysis = self._analysis
+        sizes = {"src": graph.num_src, "dst": graph.num_dst}
+        earlier = [(var, analysis.edges[var].axis) for var in self.earlier]
+        return self.program.planned(
+            graph,
+            [rows(sizes[way], var.aval, 0) for var, way, *_ in self.nodes],
+            [rows(graph.num_edges, var.aval, axis) for var, axis in (*earlier, *self.edges)],
+            {},
+            [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self.shared],
+        )
 
     def run(self, values: dict[Any, Any], order: EdgeOrder, texts: list[str] | None) -> Any:
         """Return the reductions and the stored values, these in the graph's order."""
