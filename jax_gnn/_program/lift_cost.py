@@ -12,7 +12,7 @@ from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.normal import normal_form
 from jax_gnn._program.patterns import Count, Einsum, Pattern, factors_of
 from jax_gnn._program.plan import Plan
-from jax_gnn._program.rows import Contract, Pull, Push, Row, count_uses
+from jax_gnn._program.rows import Contract, Pull, Push, Row, Softmax, count_uses
 
 # Nanoseconds on one core of a CPU with AVX-512: of a byte that is moved, of a flop of a matrix
 # product, and of a row that is permuted, scattered by XLA, or summed by a kernel.
@@ -58,6 +58,10 @@ class _PlainCosts(Costs):
     """Costs of gathers and scatters as XLA computes them."""
 
     def of(self, row: Row) -> Cost:
+        if isinstance(row.op, Softmax):  # a maximum and a sum, and what edges read of them
+            stored = self._stored(row)
+            reads = [self._gather_to_edges(row)] * 3
+            return _cost("softmax", *reads, *reads, stored, stored)
         return self._scatter(row.operands[0], row) if isinstance(row.op, Push) else super().of(row)
 
     def _is_elementwise(self, row: Row) -> bool:

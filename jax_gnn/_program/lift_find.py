@@ -135,8 +135,8 @@ class Analysis(Indexing):
             for use in uses:
                 if use.key not in (receivers, senders):
                     self.left[id(use.eqn)] = use.eqn, "the edges have two other ends"
-                    is_plain = not self._depends_on_edges(use.eqn.invars[1], edges)
-                    if use.reduce and is_plain and not reason:
+                    is_plain = not self._depends_on_edges(use.end.root, edges)
+                    if use.reduce not in ("", "softmax") and is_plain and not reason:
                         self._third_ends[use] = space
                 elif reason:
                     self.left[id(use.eqn)] = use.eqn, reason
@@ -203,7 +203,9 @@ class Analysis(Indexing):
             use = self.uses.get(id(eqn))
             space = None if use is None else space_of(use)
             if use is not None and space is not None:
-                if use.reduce:
+                if use.reduce == "softmax":
+                    self._add_softmax(use, space, groups)
+                elif use.reduce:
                     update = edges.get(eqn.invars[2])
                     if groups is not None:
                         if update is not None and update.axis == 0:
@@ -225,6 +227,18 @@ class Analysis(Indexing):
             if len(num_edges) > 1 or (groups is None and len(spaces) > 1):
                 continue
             self._add(eqn, present[0].space, num_edges.pop(), groups)
+
+    def _add_softmax(self, use: Use, space: Any, groups: DisjointSets | None) -> None:
+        """Make a softmax over the edges of each receiver one of edges."""
+        score = self.edges.get(use.eqn.invars[0])
+        if groups is not None:
+            space = groups.of((use.key, use.num_edges))
+            if score is not None:
+                groups.join(score.space, space)
+        elif self.end_of(use, space) is not space.receivers:
+            return
+        if score is None or (score.axis == 0 and (groups is not None or score.space is space)):
+            self._set(use.eqn, space, RowEquation((0,), lambda x: [x]), (0,))
 
     def _add(self, eqn: Equation, space: Any, size: int, groups: DisjointSets | None) -> bool:
         """Make an equation one of edges, if there is a rule for it."""

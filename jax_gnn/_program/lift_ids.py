@@ -26,6 +26,8 @@ _REDUCTIONS = {
     "scatter_min": "min",
 }
 CLIPS = "clip", "promise"
+SOFTMAX = jex.Primitive("jax_gnn_lifted_softmax")
+"""The softmax of its operand over the edges of equal ids, which are a parameter."""
 _COPIES = frozenset(("broadcast_in_dim", "convert_element_type", "reshape"))
 
 
@@ -48,7 +50,7 @@ class Use:
 
     Attributes:
         eqn: The equation.
-        reduce: ``"sum"``, ``"max"`` or ``"min"``; "" for a gather.
+        reduce: ``"sum"``, ``"max"``, ``"min"`` or ``"softmax"``; "" for a gather.
         key: Key that uses of one end share.
         end: The ids.
         wraps: Whether negative ids count from the end.
@@ -66,12 +68,14 @@ class Use:
     @property
     def num_edges(self) -> int:
         """Number of ids."""
-        return int(self.eqn.invars[1].aval.shape[0])
+        by_edge = self.eqn.invars[0 if self.reduce == "softmax" else 1]
+        return int(by_edge.aval.shape[0])
 
     @property
     def numbers(self) -> int:
         """Number of elements that are gathered or scattered."""
-        moved = self.eqn.invars[2] if self.reduce else self.eqn.outvars[0]
+        is_scatter = self.reduce in _REDUCTIONS.values()
+        moved = self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]
         return math.prod(moved.aval.shape)
 
 
@@ -219,6 +223,12 @@ class Indexing:
         uses = {}
         for eqn in self.flat.eqns:
             name = eqn.primitive.name
+            if eqn.primitive is SOFTMAX:
+                num_nodes = eqn.params["num_nodes"]
+                root, wraps = self._root(eqn.params["ids"], num_nodes)
+                key, end = (self.number(root), num_nodes), End(root, num_nodes)
+                uses[id(eqn)] = Use(eqn, "softmax", key, end, wraps, "drop")
+                continue
             if name != "gather" and not name.startswith("scatter"):
                 continue
             reason = _reason_to_leave(eqn)

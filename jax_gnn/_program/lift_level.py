@@ -12,7 +12,7 @@ from jax import Array
 
 from jax_gnn._program.api import Program
 from jax_gnn._program.lift_find import Analysis, EdgeSpace, EdgeValue
-from jax_gnn._program.lift_ids import Use
+from jax_gnn._program.lift_ids import SOFTMAX, Use
 from jax_gnn._program.lift_order import NUM_GHOSTS, EdgeOrder
 from jax_gnn._program.lift_rows import Equation, is_var, literal
 from jax_gnn._program.passes import PASSES
@@ -122,7 +122,9 @@ class LevelProgram:
                     else rows[v if v in rows else (v, axis)]
                     for v, axis in zip(eqn.invars, edge.axes, strict=True)
                 ]
-                rows.update(zip(eqn.outvars, edge.row.function(*operands), strict=True))
+                is_softmax = eqn.primitive is SOFTMAX
+                outs = [g.softmax(*operands)] if is_softmax else edge.row.function(*operands)
+                rows.update(zip(eqn.outvars, outs, strict=True))
             results = []
             for eqn in self.scatters:
                 use, var = self._analysis.scatters[id(eqn)][1], eqn.invars[2]

@@ -28,10 +28,11 @@ from jax_gnn._program.lift_cost import (
     sum_times,
 )
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
-from jax_gnn._program.lift_ids import End, Flat, Use, flatten
+from jax_gnn._program.lift_ids import SOFTMAX, End, Flat, Use, flatten
 from jax_gnn._program.lift_level import NEUTRAL, LevelProgram
 from jax_gnn._program.lift_order import EdgeOrder, abstract_graph, order_edges, order_of_graph
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
+from jax_gnn._program.lift_softmax import with_softmaxes
 from jax_gnn._program.trace import function_of
 from jax_gnn.graph import Graph
 
@@ -97,6 +98,7 @@ class Plan:
             refused: Why edges are not lifted, by `EdgeSpace.key`.
         """
         self.flat = flat
+        self._written = flat  # where softmaxes are as they are written
         self.analysis = Analysis(self.flat, refused)
         self._name = name
         self._refused = refused
@@ -120,7 +122,21 @@ class Plan:
     @classmethod
     def of(cls, closed: jex.ClosedJaxpr, name: str) -> Plan:
         """Return the plan that lifts all edges."""
-        return cls(flatten(closed), name, {})
+        written = flatten(closed)
+        flat = with_softmaxes(written)
+        plan = cls(flat, name, {})
+        if flat is not written:
+            plan._written = written
+            if not all(map(plan._is_softmax_of_edges, flat.eqns)):
+                plan = cls(written, name, {})
+        return plan
+
+    def _is_softmax_of_edges(self, eqn: Equation) -> bool:
+        """Whether an equation is no softmax, or one of edges that drop ids out of range."""
+        edge = self.analysis.edges.get(eqn.outvars[0]) if eqn.outvars else None
+        return eqn.primitive is not SOFTMAX or (
+            edge is not None and self._drops[edge.space] is not None
+        )
 
     # --- Counts --------------------------------------------------------------------------------
 
@@ -152,7 +168,9 @@ class Plan:
                         f"its edges are counted to take {lifted} as programs; and {plain} as they "
                         "are"
                     )
-            plan = Plan(self.flat, self._name, {**self._refused, **refused}) if refused else self
+            plan = (
+                Plan(self._written, self._name, {**self._refused, **refused}) if refused else self
+            )
             self._settled[key] = plan
         return self._settled[key]
 

@@ -29,7 +29,7 @@ Part = TypeVar("Part")
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FullGraph(Graph):
     """A graph without padding, which therefore needs no masks."""
 
