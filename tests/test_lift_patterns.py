@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jax_gnn import lift
+from jax_gnn import implementation, lift
 
 NODES, EDGES, WIDTH, HEADS = 7, 23, 5, 2
 sum_by, max_by = jax.ops.segment_sum, jax.ops.segment_max
@@ -78,7 +78,8 @@ def test_softmaxes(name, is_traced):
             actual = jax.jit(lambda x, ids: gradients(lifted, x, ids))(arrays, ids)
         else:
             actual = jax.jit(lambda x: gradients(lifted, x, ids))(arrays)
-        for a, b in zip(*map(jax.tree.leaves, (actual, gradients(attention, arrays, ids)))):
+        leaves = map(jax.tree.leaves, (actual, gradients(attention, arrays, ids)))
+        for a, b in zip(*leaves, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
         text = lifted.explain(*arrays, *ids)
         assert ("attention (" in text) == (name in SOFTMAXES)
@@ -92,3 +93,33 @@ def test_softmaxes_that_are_results_keep_the_values_of_dropped_edges():
         expected = function(x, ids, ids)
         np.testing.assert_allclose(lifted(x, ids), expected, rtol=1e-6)
         np.testing.assert_allclose(jax.jit(lifted)(x, ids), expected, rtol=1e-6)
+
+
+def test_sparse_constants_are_part_of_programs():
+    rng = np.random.default_rng(0)
+    sparse = np.where(rng.random((3, 4, 5)) < 0.3, rng.normal(size=(3, 4, 5)), 0)
+    dense = rng.normal(size=(3, 4, 5))
+
+    def products(table, x, y, s, r):
+        m = jnp.einsum("eci,ej,ijk->eck", x[s], y, jnp.asarray(table, x.dtype) * 2)
+        return sum_by(m, r, NODES)
+
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.normal(size=(NODES, 16, 3)))
+        y = jnp.asarray(rng.normal(size=(EDGES, 4)))
+        s, r = jnp.asarray(rng.integers(NODES, size=(2, EDGES)))
+        for table, is_constant in ((sparse, True), (dense, False)):
+
+            def layer(x, y, s, r, table=table):
+                return products(table, x, y, s, r)
+
+            def gradients(function):
+                return jax.grad(lambda x, y: jnp.sin(function(x, y, s, r)).sum(), (0, 1))(x, y)
+
+            lifted = lift(layer, deterministic=True)
+            for a, b in zip(gradients(lifted), gradients(layer), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+            with implementation("xla"):
+                text = lifted.explain(x, y, s, r)
+            assert ("shared[" not in text) == is_constant
+            assert "\nedge regions\n" in text

@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.ids import is_traced
+from jax_gnn._ops.edge_region.region import is_constant
 from jax_gnn._program.lift_rows import CALLS, REMATS, Equation, is_var, needed_equations
+from jax_gnn._program.rows import MAX_CONSTANT
 from jax_gnn._program.trace import inner_jaxpr, inner_jaxprs, parameter_key
 
 _REDUCTIONS = {
@@ -261,6 +264,27 @@ class Indexing:
             atom = eqn.invars[0]
         value = np.asarray(atom.val)
         return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
+
+    def known_array(self, var: Any) -> np.ndarray | None:
+        """Return a small sparse array of floats that constants alone make, or None.
+
+        Such arrays, as those of Clebsch and Gordan, are part of kernels.
+        """
+        if var.aval.size > MAX_CONSTANT or not jnp.issubdtype(var.aval.dtype, jnp.floating):
+            return None
+        eqns = needed_equations(self.flat.eqns, [var])
+        leaves = {var, *(v for eqn in eqns for v in eqn.invars if is_var(v))}
+        leaves -= {v for eqn in eqns for v in eqn.outvars}
+        consts = self.flat.consts
+        if not leaves <= consts.keys() or is_traced(*(consts[v] for v in leaves)):
+            return None
+        inputs = [*leaves]
+        template: Any = self.flat.template
+        jaxpr = template.replace(constvars=[], invars=inputs, outvars=[var], eqns=eqns)
+        with jax.ensure_compile_time_eval():
+            function = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))
+            value = np.asarray(function(*(consts[v] for v in inputs))[0])
+        return value if is_constant(value) else None
 
 
 def _reason_to_leave(eqn: Equation) -> str:

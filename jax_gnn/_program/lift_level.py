@@ -81,10 +81,12 @@ class LevelProgram:
                 elif is_var(var):
                     need(var, axis)
         self.nodes, self.edges, self.earlier = nodes, [*edges], [*earlier]
-        self.shared = [*shared]
+        constants = {var: analysis.known_array(var) for var in shared}
+        self._constants = {var: x for var, x in constants.items() if x is not None}
+        self.shared = [var for var in shared if var not in self._constants]
         self.uses = [edge.use for edge in self._eqns if edge.use is not None]
         self.uses += [analysis.scatters[id(eqn)][1] for eqn in scatters]
-        self.program = Program(self._function(name), PASSES)
+        self.program = Program(self._function(name), PASSES, has_constants=True)
 
     def _way(self, use: Use) -> str:
         end = self._analysis.end_of(use, self.space)
@@ -105,7 +107,7 @@ class LevelProgram:
                 key = str(self.uses.index(use))
                 return jnp.where(masks[key], row, fill) if key in masks else row
 
-            arrays = dict(zip(self.shared, shared, strict=True))
+            arrays = {**self._constants, **dict(zip(self.shared, shared, strict=True))}
             of_nodes = dict(zip(self.nodes, nodes, strict=True))
             for edge in self._eqns:
                 eqn, use = edge.eqn, edge.use
