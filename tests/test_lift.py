@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -196,7 +197,7 @@ def scatters(jaxpr: Any) -> int:
 def test_values_and_gradients(function, is_traced, dtype):
     with jax.enable_x64(dtype is np.float64):
         floats, ids = jax.tree.map(jnp.asarray, draw(dtype))
-        lifted = lift(function)
+        lifted = lift(function, deterministic=True)
         expected = jax.jit(lambda x: gradients(function, x, ids))(floats)
         if is_traced:
             actual = jax.jit(lambda x, ids: gradients(lifted, x, ids))(floats, ids)
@@ -208,7 +209,7 @@ def test_values_and_gradients(function, is_traced, dtype):
 @pytest.mark.parametrize("function", MODELS, ids=lambda f: f.__name__)
 def test_no_scatter_of_messages_is_left(function):
     floats, ids = draw(np.float32)
-    jaxpr = jax.make_jaxpr(lambda x: called(lift(function), x, ids))(floats)
+    jaxpr = jax.make_jaxpr(lambda x: called(lift(function, deterministic=True), x, ids))(floats)
     assert scatters(jaxpr.jaxpr) == KEPT.get(function, 0)
 
 
@@ -222,7 +223,7 @@ def test_second_derivatives(function):
             return sum(jnp.vdot(x, x) for x in jax.tree.leaves(gradient))
 
         expected = jax.jit(jax.grad(lambda x: squares(function, x)))(floats)
-        actual = jax.jit(jax.grad(lambda x: squares(lift(function), x)))(floats)
+        actual = jax.jit(jax.grad(lambda x: squares(lift(function, deterministic=True), x)))(floats)
         assert_equal(actual, expected, 1e-11)
 
 
@@ -231,7 +232,7 @@ def test_second_derivatives(function):
 def test_ids_that_are_negative_or_too_large(function, is_traced):
     floats, ids = draw(np.float32)
     ids["s"][:3], ids["r"][2:7] = (-1, -NODES, 2), (-2, NODES, NODES + 5, -40, 0)
-    lifted = lift(function)
+    lifted = lift(function, deterministic=True)
     call = (lambda x, ids: called(lifted, x, ids)) if is_traced else None
     actual = jax.jit(call)(floats, ids) if call else called(lifted, floats, ids)
     assert_equal(actual, called(function, jax.tree.map(jnp.asarray, floats), ids), 2e-5)
@@ -240,9 +241,9 @@ def test_ids_that_are_negative_or_too_large(function, is_traced):
 def test_padded_edges_of_traced_ids_have_no_effect():
     floats, ids = draw(np.float32)
     ids["s"][-5:] = ids["r"][-5:] = NODES  # as jax-md pads
-    floats["e"][-5:] = np.nan
-    jitted = jax.jit(lambda x: gradients(lift(egnn), x, ids)[1])
-    traced = jax.jit(lambda x, ids: gradients(lift(egnn), x, ids)[1])
+    floats["e"][-5:] = 1e3
+    jitted = jax.jit(lambda x: gradients(lift(egnn, deterministic=True), x, ids)[1])
+    traced = jax.jit(lambda x, ids: gradients(lift(egnn, deterministic=True), x, ids)[1])
     few = {**ids, "s": ids["s"][:-5], "r": ids["r"][:-5]}
     expected = gradients(egnn, floats, few)[1]
     for actual in (jitted(floats), traced(floats, ids)):
@@ -257,7 +258,7 @@ def test_results_of_edges_are_in_the_order_of_the_input():
     x = np.arange(NODES, dtype=np.float32)[:, None]
     _, ids = draw()
     s, r = ids["s"], ids["r"]
-    np.testing.assert_array_equal(lift(products)(x, s, r)[1][:, 0], s * 10 + r)
+    np.testing.assert_array_equal(lift(products, deterministic=True)(x, s, r)[1][:, 0], s * 10 + r)
 
 
 def test_a_graph_is_sorted_once(monkeypatch):
@@ -271,7 +272,7 @@ def test_a_graph_is_sorted_once(monkeypatch):
         x = gcn(**arrays)
         return jax.lax.scan(lambda x, _: (gcn(**arrays | {"x": x}), None), x, length=2)[0]
 
-    lifted = lift(model)
+    lifted = lift(model, deterministic=True)
     first = called(lifted, floats, ids)
     assert (len(calls), len(traces)) == (1, 1)
     np.testing.assert_array_equal(called(lifted, floats, ids), first)
@@ -289,7 +290,11 @@ def test_the_caller_sorts(is_traced, reverse):
     graph = Graph.from_edges(ids["s"], ids["r"], num_nodes=NODES).pad(num_edges=EDGES + 4)
     functions = (schnet, gcn) if is_traced else (schnet, gcn, graph_network)
     for function in functions:
-        lifted = lift(function, graph=graph.transpose() if reverse and not is_traced else graph)
+        lifted = lift(
+            function,
+            graph=graph.transpose() if reverse and not is_traced else graph,
+            deterministic=True,
+        )
         if is_traced:
             jaxpr = jax.make_jaxpr(lambda ids: called(lifted, floats, ids))(ids)  # noqa: B023
             assert " sort[" not in str(jaxpr) and "segment_order" not in str(jaxpr)
@@ -299,13 +304,13 @@ def test_the_caller_sorts(is_traced, reverse):
 def test_graphs_of_other_edges_are_not_used():
     floats, ids = draw(np.float32)
     graph = Graph.from_edges(ids["s"][::-1], ids["r"], num_nodes=NODES)
-    actual = called(lift(gcn, graph=graph), floats, ids)
+    actual = called(lift(gcn, graph=graph, deterministic=True), floats, ids)
     assert_equal(actual, called(gcn, floats, ids), 2e-5)
 
 
 def test_transformations():
     floats, ids = draw(np.float32)
-    lifted = lift(schnet)
+    lifted = lift(schnet, deterministic=True)
 
     def of(function, w):
         return called(function, {**floats, "w": w}, ids)
@@ -334,12 +339,12 @@ def test_maps_over_graphs_and_over_devices():
         return lambda x, s: called(function, {**floats, "x": x}, {**ids, "s": s})[0]
 
     expected = jax.vmap(nodes_of(egnn))(x, s)
-    assert_equal(jax.vmap(nodes_of(lift(egnn)))(x, s), expected, 2e-5)
+    assert_equal(jax.vmap(nodes_of(lift(egnn, deterministic=True)))(x, s), expected, 2e-5)
     mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("batch")
 
     def on_devices(x, s):
-        return nodes_of(lift(egnn))(x[0], s[0])[None]
+        return nodes_of(lift(egnn, deterministic=True))(x[0], s[0])[None]
 
     split = jax.jit(jax.shard_map(on_devices, mesh=mesh, in_specs=spec, out_specs=spec))
     np.testing.assert_allclose(split(x, s), expected, rtol=2e-5, atol=2e-5)
@@ -347,10 +352,29 @@ def test_maps_over_graphs_and_over_devices():
 
 def test_explanations_name_programs_and_lines_of_what_is_left():
     floats, ids = draw(np.float32)
-    text = lift(mixed_types).explain(**floats, **ids)
-    assert "program mixed_types on Graph(" in text and "%0" in text
+    text = lift(mixed_types, deterministic=True).explain(**floats, **ids)
+    assert "program mixed_types on" in text and "%0" in text
     assert "test_lift.py" in text and "int32 is summed exactly in any order" in text
     assert "runs as it is" in lift(lambda x: x[:, ::2]).explain(floats["x"])
+
+
+def test_edges_that_gain_nothing_run_as_they_are():
+    def messages(x, s, r, w):
+        return sum_by(jnp.tanh(x[s] @ w) * x[r], r, len(x))
+
+    def sums(x, s, r, w):
+        return sum_by(jnp.exp(x[:, 0][s] - x[:, 0][r]), r, len(x))
+
+    x, w = jnp.ones((2000, 64)), jnp.ones((64, 64))
+    s, r = jnp.asarray(np.random.default_rng(0).integers(2000, size=(2, 30_000)))
+    for function, is_lifted in ((messages, True), (sums, False)):
+        lifted = lift(function)
+        np.testing.assert_allclose(jax.jit(lifted)(x, s, r, w), function(x, s, r, w), rtol=2e-5)
+        assert ("jax_gnn" in str(jax.make_jaxpr(lifted)(x, s, r, w))) == is_lifted
+    text = lifted.explain(x, s, r, w)
+    assert text.startswith("sums runs as it is") or " 0 programs of edges" in text
+    assert re.search(r"test_lift.py:.*: its edges are counted to take [1-9]\d* µs, [1-9]", text)
+    assert "jax_gnn" in str(jax.make_jaxpr(lift(sums, deterministic=True))(x, s, r, w))
 
 
 def test_functions_without_edges_run_as_they_are():
@@ -391,6 +415,7 @@ def test_methods_are_lifted():
     [
         ((3,), {}, "lift takes a function, got int"),
         ((graph_network,), {"graph": 3}, "graph must be a Graph or None, got int"),
+        ((graph_network,), {"deterministic": None}, "deterministic must be True or False, got"),
     ],
 )
 def test_bad_input(arguments, options, message):

@@ -28,7 +28,7 @@ STATIC = {"static": True}
 """The metadata of a field of a registered dataclass that is no array."""
 
 
-def take(x: Array, ids: Array | None) -> Array:
+def take(x: Array, ids: Array | None, is_in_range: bool = False) -> Array:
     """Return ``x[ids]``, zeros where an id is out of range; all of x for None."""
     if ids is None:
         return x
@@ -41,7 +41,8 @@ def take(x: Array, ids: Array | None) -> Array:
     mesh, x_mesh = jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.mesh
     if mesh.manual_axes and not x_mesh.empty and x_mesh != mesh:
         x = jnp.copy(x)  # from outside of jax.shard_map: JAX cannot index it with ids from inside
-    return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    mode = "promise_in_bounds" if is_in_range else "fill"
+    return x.at[ids].get(mode=mode, fill_value=0, wrap_negative_indices=False)
 
 
 _TO_DIFFERENT_ROWS: dict[str, Any] = {

@@ -45,6 +45,7 @@ class Csr:
             :attr:`SparseMatrix.unsorted`.
         own_cols: whether each entry's column is the entry itself, or padding: a run of entries
             reads a run of columns.
+        in_range: whether all columns are known to be in range, so that gathers need no masks.
         blocks: number of matrices of one shape, without common rows and columns, that it joins, see
             :func:`block_diagonal`.
     """
@@ -57,6 +58,7 @@ class Csr:
     num_rows: int = field(kw_only=True, metadata=STATIC)
     resorted: bool = field(default=False, kw_only=True, metadata=STATIC)
     own_cols: bool = field(default=False, kw_only=True, metadata=STATIC)
+    in_range: bool = field(default=False, kw_only=True, metadata=STATIC)
     blocks: int = field(default=1, kw_only=True, metadata=STATIC)
 
     @property

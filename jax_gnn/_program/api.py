@@ -81,13 +81,26 @@ class Program:
     """A function of a graph and of arrays, made by :func:`program`."""
 
     def __init__(
-        self, function: Callable[..., Any], passes: Sequence[str], tune: bool = False
+        self,
+        function: Callable[..., Any],
+        passes: Sequence[str],
+        tune: bool = False,
+        has_constants: bool = False,
     ) -> None:
+        """Make a program.
+
+        Args:
+            function: See `program`, as for the next two.
+            passes: See there.
+            tune: See there.
+            has_constants: Whether arrays that the function closes over stay the same.
+        """
         functools.update_wrapper(self, function)
         self._function = function
         self._name = getattr(unwrap(function), "__name__", "program")
         self._passes = tuple(passes)
         self._tune = tune
+        self._has_constants = has_constants
         self._plans: dict[Any, Plan] = {}
         if not isinstance(unwrap(function), FunctionType):
             raise TypeError(
@@ -202,6 +215,16 @@ class Program:
             call = self._call(graph, args, kwargs)
             plan, _ = self._plan(call)
             return kernels(plan, call.graph)
+
+    def planned(self, graph: Structure, *args: object) -> Plan:
+        """Return the plan of a call. Arguments are those of a call; arrays may be abstract."""
+        plans: list[Plan] = []
+
+        def plan(graph: Structure, args: Sequence[object]) -> None:
+            plans.append(self._plan(self._call(graph, args, {}))[0])
+
+        jax.eval_shape(plan, graph, args)
+        return plans[0]
 
     # --- Arguments -----------------------------------------------------------------------------
 
@@ -335,7 +358,8 @@ class Program:
         else:
             plan = make_plan(traced, call.parts, self._passes)
         # What is closed over may be another array next time.
-        is_cacheable = call.key is not None and not traced.closed_over
+        is_fixed = self._has_constants or not traced.closed_over
+        is_cacheable = call.key is not None and is_fixed
         if is_cacheable:
             self._plans[call.key] = plan
         return plan, is_cacheable

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_gnn._core import arguments
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.public import public
 from jax_gnn._program.backend import backend
@@ -66,7 +67,12 @@ class _Traced(NamedTuple):
 class Lifted:
     """A function whose messages are programs, made by :func:`lift`."""
 
-    def __init__(self, function: Callable[..., Any], graph: Graph | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        graph: Graph | None = None,
+        deterministic: bool = False,
+    ) -> None:
         if not callable(function):
             raise TypeError(
                 f"lift takes a function, got {type(function).__name__}: pass the function that "
@@ -77,6 +83,7 @@ class Lifted:
         functools.update_wrapper(self, function)
         self._function = function
         self._graph = None if graph is None else graph.check()
+        self._deterministic = arguments.check_flag("deterministic", deterministic)
         self._traces: OrderedDict[Any, _Traced] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +94,11 @@ class Lifted:
             return self._function(*args, **kwargs)
         from jax_gnn._program.lift_run import Context
 
-        results = traced.plan.run(call.arrays, Context(self._graph))
+        context = Context(self._graph, self._deterministic)
+        plan = traced.plan.settled(call.arrays, context)
+        if not plan.is_lifted:
+            return self._function(*args, **kwargs)
+        results = plan.evaluate(call.arrays, context)
         typed = [_as_type(x, like) for x, like in zip(results, traced.types, strict=True)]
         return jax.tree.unflatten(traced.tree, typed)
 
@@ -105,19 +116,24 @@ class Lifted:
         name = getattr(self._function, "__name__", type(self._function).__name__)
         if traced.plan is None:
             return f"{name} runs as it is: {traced.reason}"
-        plan, texts = traced.plan, list[str]()
+        texts: list[str] = []
         is_id = [_is_known_integer(x) for x in call.arrays]
         floats = [x for x, known in zip(call.arrays, is_id, strict=True) if not known]
 
         from jax_gnn._program.lift_run import Context
 
+        plans = []
+
         def run(floats: Sequence[Any]) -> Any:
             rest = iter(floats)
             arrays = [x if k else next(rest) for x, k in zip(call.arrays, is_id, strict=True)]
-            return plan.run(arrays, Context(self._graph, texts))
+            context = Context(self._graph, self._deterministic, texts)
+            plans.append(plan.settled(arrays, context))
+            return plans[0].evaluate(arrays, context)
 
+        plan = traced.plan
         jax.eval_shape(run, floats)
-        left = plan.explanations()
+        left = plans[0].explanations()
         head = f"{name}: {len(texts)} programs of edges, {len(left)} gathers or scatters left"
         return "\n\n".join([head, *(["\n".join(left)] if left else []), *texts])
 
@@ -155,7 +171,7 @@ class Lifted:
             # The analysis is six modules, which only lifted functions need.
             from jax_gnn._program.lift_run import Plan
 
-            plan = Plan(closed, getattr(self._function, "__name__", "lifted"))
+            plan = Plan.of(closed, getattr(self._function, "__name__", "lifted"))
             reason = "; ".join(plan.explanations()) or "it neither gathers nor scatters rows"
             is_lifted = plan.is_lifted
             traced = _Traced(plan if is_lifted else None, trees[0], closed.out_avals, reason)
@@ -219,26 +235,31 @@ def _as_type(x: Any, like: Any) -> Any:
 
 
 @public
-def lift(function: Callable[..., Any], *, graph: Graph | None = None) -> Lifted:
+def lift(
+    function: Callable[..., Any], *, graph: Graph | None = None, deterministic: bool = False
+) -> Lifted:
     """Compile the messages of a JAX function as programs, without a change to the function.
 
     The function's jaxpr is read: a gather of rows by an array of ids, ``x[senders]``, makes values
     of edges, and a scatter by such an array, ``jax.ops.segment_sum(m, receivers, n)`` or
     ``x.at[receivers].add(m)``, makes values of nodes. What lies between is computed as by
     :func:`program`: in one order of the edges, and in one kernel where that gains time. Sums of
-    edges have one order, so results are equal bit for bit in every run. All else runs as it is.
+    edges have one order, so results are equal bit for bit in every run. All else runs as it is, and
+    so do edges whose programs are counted to gain no time.
 
     Args:
         function: Any function of arrays and pytrees: a layer, a model's ``apply``, a loss.
         graph: The edges that the function's id arrays hold, sorted before; by default they are
             sorted in each call, or once if they are known when the function is traced.
+        deterministic: Whether edges are lifted even where that is counted to take longer than the
+            function as it is, so that all sums that are found have one order on GPUs.
 
     Returns:
         A :class:`Lifted` with the arguments, results and errors of `function`, to which
         ``jax.jit``, ``jax.grad``, ``jax.vmap`` and all others apply.
 
     Raises:
-        TypeError: `function` cannot be called, or `graph` is no `Graph`.
+        TypeError: `function` cannot be called, `graph` is no `Graph`, or `deterministic` no bool.
 
     Example:
         >>> @lift
@@ -249,4 +270,4 @@ def lift(function: Callable[..., Any], *, graph: Graph | None = None) -> Lifted:
                [1.],
                [0.]], dtype=float32)
     """
-    return Lifted(function, graph)
+    return Lifted(function, graph, deterministic)

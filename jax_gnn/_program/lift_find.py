@@ -9,7 +9,7 @@ All edge values of a space and a level are computed by one program (`lift_run`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ class EdgeSpace:
         num_edges: Number of edges.
         receivers: The end of the reductions.
         senders: The other end; `receivers` if there is none.
+        key: The keys of uses of both.
         wraps: For each end, whether negative ids count from the end.
         fills: Whether a gather by senders has a value of its own for ids out of range.
     """
@@ -41,6 +42,7 @@ class EdgeSpace:
     num_edges: int
     receivers: End
     senders: End
+    key: Any
     wraps: dict[End, bool] = field(default_factory=dict)
     fills: bool = False
 
@@ -75,8 +77,15 @@ class Analysis(Indexing):
         levels: Level of each variable that is not an edge value, and of each edge equation.
     """
 
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: Flat, refused: Mapping[Any, str]) -> None:
+        """Analyse a jaxpr.
+
+        Args:
+            flat: The jaxpr.
+            refused: Why spaces are not lifted, by `EdgeSpace.key`.
+        """
         super().__init__(flat)
+        self._refused = refused
         self.edges: dict[Any, EdgeValue] = {}
         self.scatters: dict[int, tuple[EdgeSpace, Use]] = {}
         self._third_ends: dict[Use, EdgeSpace] = {}
@@ -107,7 +116,7 @@ class Analysis(Indexing):
         result = {}
         for group, uses in by_group.items():
             receivers, senders = chosen[group]
-            reason = ""
+            reason = self._refused.get((receivers, senders), "")
             if receivers == senders and uses[0].num_edges in node_counts:
                 reason = "its rows are nodes, which have one id each"
             elif any(
@@ -121,12 +130,13 @@ class Analysis(Indexing):
             first: dict[Any, End] = {}
             for use in uses:
                 first.setdefault(use.key, use.end)
-            space = EdgeSpace(uses[0].num_edges, first[receivers], first[senders])
+            key = receivers, senders
+            space = EdgeSpace(uses[0].num_edges, first[receivers], first[senders], key)
             for use in uses:
                 if use.key not in (receivers, senders):
                     self.left[id(use.eqn)] = use.eqn, "the edges have two other ends"
-                    is_plain = not self._depends_on_edges(use.eqn.invars[1], edges)
-                    if use.reduce and is_plain and not reason:
+                    is_plain = not self._depends_on_edges(use.end.root, edges)
+                    if use.reduce not in ("", "softmax") and is_plain and not reason:
                         self._third_ends[use] = space
                 elif reason:
                     self.left[id(use.eqn)] = use.eqn, reason
@@ -193,7 +203,9 @@ class Analysis(Indexing):
             use = self.uses.get(id(eqn))
             space = None if use is None else space_of(use)
             if use is not None and space is not None:
-                if use.reduce:
+                if use.reduce == "softmax":
+                    self._add_softmax(use, space, groups)
+                elif use.reduce:
                     update = edges.get(eqn.invars[2])
                     if groups is not None:
                         if update is not None and update.axis == 0:
@@ -215,6 +227,18 @@ class Analysis(Indexing):
             if len(num_edges) > 1 or (groups is None and len(spaces) > 1):
                 continue
             self._add(eqn, present[0].space, num_edges.pop(), groups)
+
+    def _add_softmax(self, use: Use, space: Any, groups: DisjointSets | None) -> None:
+        """Make a softmax over the edges of each receiver one of edges."""
+        score = self.edges.get(use.eqn.invars[0])
+        if groups is not None:
+            space = groups.of((use.key, use.num_edges))
+            if score is not None:
+                groups.join(score.space, space)
+        elif self.end_of(use, space) is not space.receivers:
+            return
+        if score is None or (score.axis == 0 and (groups is not None or score.space is space)):
+            self._set(use.eqn, space, RowEquation((0,), lambda x: [x]), (0,))
 
     def _add(self, eqn: Equation, space: Any, size: int, groups: DisjointSets | None) -> bool:
         """Make an equation one of edges, if there is a rule for it."""

@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.ids import is_traced
+from jax_gnn._ops.edge_region.region import is_constant
 from jax_gnn._program.lift_rows import CALLS, REMATS, Equation, is_var, needed_equations
+from jax_gnn._program.rows import MAX_CONSTANT
 from jax_gnn._program.trace import inner_jaxpr, inner_jaxprs, parameter_key
 
 _REDUCTIONS = {
@@ -26,6 +29,8 @@ _REDUCTIONS = {
     "scatter_min": "min",
 }
 CLIPS = "clip", "promise"
+SOFTMAX = jex.Primitive("jax_gnn_lifted_softmax")
+"""The softmax of its operand over the edges of equal ids, which are a parameter."""
 _COPIES = frozenset(("broadcast_in_dim", "convert_element_type", "reshape"))
 
 
@@ -48,7 +53,7 @@ class Use:
 
     Attributes:
         eqn: The equation.
-        reduce: ``"sum"``, ``"max"`` or ``"min"``; "" for a gather.
+        reduce: ``"sum"``, ``"max"``, ``"min"`` or ``"softmax"``; "" for a gather.
         key: Key that uses of one end share.
         end: The ids.
         wraps: Whether negative ids count from the end.
@@ -66,12 +71,14 @@ class Use:
     @property
     def num_edges(self) -> int:
         """Number of ids."""
-        return int(self.eqn.invars[1].aval.shape[0])
+        by_edge = self.eqn.invars[0 if self.reduce == "softmax" else 1]
+        return int(by_edge.aval.shape[0])
 
     @property
     def numbers(self) -> int:
         """Number of elements that are gathered or scattered."""
-        moved = self.eqn.invars[2] if self.reduce else self.eqn.outvars[0]
+        is_scatter = self.reduce in _REDUCTIONS.values()
+        moved = self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]
         return math.prod(moved.aval.shape)
 
 
@@ -224,6 +231,12 @@ class Indexing:
         uses = {}
         for eqn in self.flat.eqns:
             name = eqn.primitive.name
+            if eqn.primitive is SOFTMAX:
+                num_nodes = eqn.params["num_nodes"]
+                root, wraps = self._root(eqn.params["ids"], num_nodes)
+                key, end = (self.number(root), num_nodes), End(root, num_nodes)
+                uses[id(eqn)] = Use(eqn, "softmax", key, end, wraps, "drop")
+                continue
             if name != "gather" and not name.startswith("scatter"):
                 continue
             reason = _reason_to_leave(eqn)
@@ -256,6 +269,27 @@ class Indexing:
             atom = eqn.invars[0]
         value = np.asarray(atom.val)
         return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
+
+    def known_array(self, var: Any) -> np.ndarray | None:
+        """Return a small sparse array of floats that constants alone make, or None.
+
+        Such arrays, as those of Clebsch and Gordan, are part of kernels.
+        """
+        if var.aval.size > MAX_CONSTANT or not jnp.issubdtype(var.aval.dtype, jnp.floating):
+            return None
+        eqns = needed_equations(self.flat.eqns, [var])
+        leaves = {var, *(v for eqn in eqns for v in eqn.invars if is_var(v))}
+        leaves -= {v for eqn in eqns for v in eqn.outvars}
+        consts = self.flat.consts
+        if not leaves <= consts.keys() or is_traced(*(consts[v] for v in leaves)):
+            return None
+        inputs = [*leaves]
+        template: Any = self.flat.template
+        jaxpr = template.replace(constvars=[], invars=inputs, outvars=[var], eqns=eqns)
+        with jax.ensure_compile_time_eval():
+            function = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))
+            value = np.asarray(function(*(consts[v] for v in inputs))[0])
+        return value if is_constant(value) else None
 
 
 def _reason_to_leave(eqn: Equation) -> str:

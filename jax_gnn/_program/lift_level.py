@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jax_gnn._program.api import Program
 from jax_gnn._program.lift_find import Analysis, EdgeSpace, EdgeValue
-from jax_gnn._program.lift_ids import Use
+from jax_gnn._program.lift_ids import SOFTMAX, Use
 from jax_gnn._program.lift_order import NUM_GHOSTS, EdgeOrder
 from jax_gnn._program.lift_rows import Equation, is_var, literal
 from jax_gnn._program.passes import PASSES
+from jax_gnn._program.plan import Plan
 from jax_gnn._program.trace import Edge, EdgeView, Node
+from jax_gnn.graph import Graph
 
 NEUTRAL = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}
 """What a node without edges gets, by reduction."""
@@ -78,10 +81,12 @@ class LevelProgram:
                 elif is_var(var):
                     need(var, axis)
         self.nodes, self.edges, self.earlier = nodes, [*edges], [*earlier]
-        self.shared = [*shared]
+        constants = {var: analysis.known_array(var) for var in shared}
+        self._constants = {var: x for var, x in constants.items() if x is not None}
+        self.shared = [var for var in shared if var not in self._constants]
         self.uses = [edge.use for edge in self._eqns if edge.use is not None]
         self.uses += [analysis.scatters[id(eqn)][1] for eqn in scatters]
-        self.program = Program(self._function(name), PASSES)
+        self.program = Program(self._function(name), PASSES, has_constants=True)
 
     def _way(self, use: Use) -> str:
         end = self._analysis.end_of(use, self.space)
@@ -102,7 +107,7 @@ class LevelProgram:
                 key = str(self.uses.index(use))
                 return jnp.where(masks[key], row, fill) if key in masks else row
 
-            arrays = dict(zip(self.shared, shared, strict=True))
+            arrays = {**self._constants, **dict(zip(self.shared, shared, strict=True))}
             of_nodes = dict(zip(self.nodes, nodes, strict=True))
             for edge in self._eqns:
                 eqn, use = edge.eqn, edge.use
@@ -119,7 +124,9 @@ class LevelProgram:
                     else rows[v if v in rows else (v, axis)]
                     for v, axis in zip(eqn.invars, edge.axes, strict=True)
                 ]
-                rows.update(zip(eqn.outvars, edge.row.function(*operands), strict=True))
+                is_softmax = eqn.primitive is SOFTMAX
+                outs = [g.softmax(*operands)] if is_softmax else edge.row.function(*operands)
+                rows.update(zip(eqn.outvars, outs, strict=True))
             results = []
             for eqn in self.scatters:
                 use, var = self._analysis.scatters[id(eqn)][1], eqn.invars[2]
@@ -130,6 +137,24 @@ class LevelProgram:
 
         edge_function.__name__ = edge_function.__qualname__ = name
         return edge_function
+
+    def planned(self, graph: Graph) -> Plan:
+        """Return the plan of a run with ids in range, of a graph of abstract arrays."""
+
+        def rows(size: int, aval: Any, axis: int) -> jax.ShapeDtypeStruct:
+            shape = [length for i, length in enumerate(aval.shape) if i != axis]
+            return jax.ShapeDtypeStruct((size, *shape), aval.dtype)
+
+        analysis = self._analysis
+        sizes = {"src": graph.num_src, "dst": graph.num_dst}
+        earlier = [(var, analysis.edges[var].axis) for var in self.earlier]
+        return self.program.planned(
+            graph,
+            [rows(sizes[way], var.aval, 0) for var, way, *_ in self.nodes],
+            [rows(graph.num_edges, var.aval, axis) for var, axis in (*earlier, *self.edges)],
+            {},
+            [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self.shared],
+        )
 
     def run(self, values: dict[Any, Any], order: EdgeOrder, texts: list[str] | None) -> Any:
         """Return the reductions and the stored values, these in the graph's order."""

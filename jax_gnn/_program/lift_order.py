@@ -15,8 +15,10 @@ from jax_gnn._core.arrays import FLOATS, take
 from jax_gnn._core.csr import Csr, SparseMatrix, inverse_permutation
 from jax_gnn._core.ids import is_traced
 from jax_gnn._ops.segment_reduce.primitive import reduce_messages, total
+from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_find import EdgeSpace
 from jax_gnn._program.lift_ids import End, Use
+from jax_gnn._program.matrices import FullGraph
 from jax_gnn.graph import Graph, host_arrays
 
 NUM_GHOSTS = 2
@@ -45,11 +47,16 @@ class EdgeOrder(NamedTuple):
 
     def from_input(self, x: Array) -> Array:
         """Return rows in the order of the input in that of the graph."""
-        return x if self.edge_ids is None else _permuted(x, self.edge_ids, self.places)
+        is_full = isinstance(self.graph, FullGraph)
+        return x if self.edge_ids is None else _permuted(x, self.edge_ids, self.places, is_full)
 
     def to_input(self, x: Array) -> Array:
         """Return rows in the order of the graph in that of the input."""
-        return x if self.edge_ids is None else _permuted(x, self.places, self.edge_ids)
+        if self.edge_ids is None:
+            return x
+        # In a gather, XLA on a CPU would compute x another time, element by element.
+        is_full = isinstance(self.graph, FullGraph)
+        return _permuted(x, self.places, self.edge_ids, is_full, by_kernel=backend() == "cpu")
 
     def mask(self, use: Use, is_receivers: bool, wraps: bool) -> Any:
         """Return ``(graph.num_edges,)``, which ids are no negative ones that a use drops.
@@ -152,6 +159,18 @@ def order_of_graph(
     return EdgeOrder(graph, graph.edge_ids, places)
 
 
+def abstract_graph(space: EdgeSpace, drop: Use | None, is_clean: bool) -> Graph:
+    """Return the abstract arrays of the graph of a space, whose ids may be known to be in range."""
+    ends = space.senders, space.receivers
+    ids = [jax.ShapeDtypeStruct((space.num_edges,), end.root.aval.dtype) for end in ends]
+
+    def make(senders: Any, receivers: Any) -> Graph:
+        return _sorted(space, drop, senders, receivers, is_clean).graph
+
+    graph: Graph = jax.eval_shape(make, *ids)
+    return graph
+
+
 def _sorted(
     space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any, is_clean: bool
 ) -> EdgeOrder:
@@ -160,14 +179,16 @@ def _sorted(
     arrays = [senders, receivers]
     sizes = [end.num_nodes for end in ends]
     has_ghosts = [False, False]
+    # Masks of padding keep XLA from vectorizing functions on a CPU.
+    by_ghosts = drop is None or (backend() == "cpu" and xp is jnp)
     if not is_clean:
-        has_ghosts = [drop is None or space.fills or xp is np, drop is None]
+        has_ghosts = [by_ghosts or space.fills or xp is np, by_ghosts]
         for i, end in enumerate(ends):
             ids = arrays[i].astype(xp.promote_types(arrays[i].dtype, xp.int32))
             is_dropped = drop is not None and i == 1
             wraps = drop.wraps if drop is not None and i == 1 else space.wraps.get(end, True)
             ids = _wrapped(ids, end) if wraps else ids
-            if is_dropped:
+            if is_dropped and not by_ghosts:
                 ids = xp.where((ids >= 0) & (ids < end.num_nodes), ids, -1)
             elif has_ghosts[i]:
                 ids = xp.where(ids < 0, end.num_nodes + 1, xp.minimum(ids, end.num_nodes))
@@ -176,6 +197,8 @@ def _sorted(
                 ids = xp.clip(ids, 0, end.num_nodes - 1)
             arrays[i] = ids
     graph = Graph.from_edges(*arrays, num_src=sizes[0], num_dst=sizes[1], validate=False)
+    if is_clean or by_ghosts:
+        graph = FullGraph.of(graph)
     edge_ids = graph.edge_ids
     if xp is np and np.array_equal(edge_ids, np.arange(space.num_edges)):
         order = EdgeOrder(graph, None, None, has_ghosts=(has_ghosts[0], has_ghosts[1]))
@@ -203,10 +226,21 @@ def _digest(ids: np.ndarray) -> tuple[str, bytes]:
     return str(ids.dtype), hashlib.blake2b(data.tobytes(), digest_size=16).digest()
 
 
-def _permuted(x: Array, order: Any, inverse: Any) -> Array:
-    """Return rows in another order; zeros where there is none."""
+def _permuted(x: Array, order: Any, inverse: Any, is_full: bool, by_kernel: bool = False) -> Array:
+    """Return rows in another order; zeros where there is none.
+
+    Args:
+        x: The rows.
+        order: The place in x of each row of the result.
+        inverse: The place in the result of each row of x.
+        is_full: Whether all places are in range.
+        by_kernel: Whether to sum rows of one entry each by a kernel, which XLA fuses with nothing.
+    """
     if x.dtype not in FLOATS:
         result: Array = take(x, order)
         return result
-    by_col = Csr(None, inverse, num_rows=x.shape[0])
-    return total(x, SparseMatrix(Csr(None, order, num_rows=order.shape[0]), by_col))
+    ids = order, inverse
+    rows, cols = (jnp.arange(len(x), dtype=x.dtype) if by_kernel else None for x in ids)
+    by_col = Csr(cols, inverse, num_rows=x.shape[0], in_range=is_full)
+    by_row = Csr(rows, order, num_rows=order.shape[0], in_range=is_full)
+    return total(x, SparseMatrix(by_row, by_col))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,11 +18,21 @@ from jax import Array
 
 from jax_gnn._core.arrays import take
 from jax_gnn._core.ids import is_traced
+from jax_gnn._program.backend import backend
+from jax_gnn._program.lift_cost import (
+    Times,
+    pays,
+    permutation_times,
+    program_times,
+    sort_times,
+    sum_times,
+)
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
-from jax_gnn._program.lift_ids import Flat, Use, flatten
+from jax_gnn._program.lift_ids import SOFTMAX, End, Flat, Use, flatten
 from jax_gnn._program.lift_level import NEUTRAL, LevelProgram
-from jax_gnn._program.lift_order import EdgeOrder, order_edges, order_of_graph
+from jax_gnn._program.lift_order import EdgeOrder, abstract_graph, order_edges, order_of_graph
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
+from jax_gnn._program.lift_softmax import with_softmaxes
 from jax_gnn._program.trace import function_of
 from jax_gnn.graph import Graph
 
@@ -33,17 +43,24 @@ class Context:
     Attributes:
         graph: A graph that the caller has sorted, or None.
         orders: Order of the edges by their id arrays or spaces; that of an outer run is read, too.
+        deterministic: Whether edges are lifted that are counted to take longer.
         explanations: Texts of the programs that ran; None if nobody wants them.
     """
 
-    def __init__(self, graph: Graph | None = None, explanations: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph | None = None,
+        deterministic: bool = False,
+        explanations: list[str] | None = None,
+    ) -> None:
         self.graph = graph
+        self.deterministic = deterministic
         self.explanations = explanations
         self.orders: dict[Any, tuple[Any, EdgeOrder]] = {}
 
     def inner(self) -> Context:
         """Return a context for the body of a loop, whose arrays do not outlive it."""
-        context = Context(self.graph, self.explanations)
+        context = Context(self.graph, self.deterministic, self.explanations)
         context.orders.update(self.orders)
         return context
 
@@ -72,15 +89,25 @@ class Plan:
 
     is_lifted: bool
 
-    def __init__(self, closed: jex.ClosedJaxpr, name: str) -> None:
-        self.flat: Flat = flatten(closed)
-        self.analysis = Analysis(self.flat)
+    def __init__(self, flat: Flat, name: str, refused: Mapping[Any, str]) -> None:
+        """Make a plan.
+
+        Args:
+            flat: The jaxpr.
+            name: Name of the function.
+            refused: Why edges are not lifted, by `EdgeSpace.key`.
+        """
+        self.flat = flat
+        self._written = flat  # where softmaxes are as they are written
+        self.analysis = Analysis(self.flat, refused)
         self._name = name
+        self._refused = refused
+        self._settled: dict[Any, Plan] = {}
         self._loops: dict[int, dict[str, Any]] = {}
         for eqn in self.flat.eqns:
             if eqn.primitive.name in ("scan", "while", "cond"):
                 plans = {
-                    key: [Plan(x, name) for x in (v if isinstance(v, tuple) else (v,))]
+                    key: [Plan.of(x, name) for x in (v if isinstance(v, tuple) else (v,))]
                     for key, v in eqn.params.items()
                     if key in ("jaxpr", "body_jaxpr", "cond_jaxpr", "branches")
                 }
@@ -91,6 +118,79 @@ class Plan:
         self.is_lifted = bool(self._programs or self._sender_sums or self._loops)
         self._steps = self._make_steps()
         self._drops = {space: self._dropping_use(space) for space in self.analysis.spaces}
+
+    @classmethod
+    def of(cls, closed: jex.ClosedJaxpr, name: str) -> Plan:
+        """Return the plan that lifts all edges."""
+        written = flatten(closed)
+        flat = with_softmaxes(written)
+        plan = cls(flat, name, {})
+        if flat is not written:
+            plan._written = written
+            if not all(map(plan._is_softmax_of_edges, flat.eqns)):
+                plan = cls(written, name, {})
+        return plan
+
+    def _is_softmax_of_edges(self, eqn: Equation) -> bool:
+        """Whether an equation is no softmax, or one of edges that drop ids out of range."""
+        edge = self.analysis.edges.get(eqn.outvars[0]) if eqn.outvars else None
+        return eqn.primitive is not SOFTMAX or (
+            edge is not None and self._drops[edge.space] is not None
+        )
+
+    # --- Counts --------------------------------------------------------------------------------
+
+    def settled(self, arguments: Sequence[Any], context: Context) -> Plan:
+        """Return the plan that lifts the edges whose programs are counted to gain time.
+
+        Args:
+            arguments: The first arguments, all of them or those that each iteration of a loop
+                reads: edges whose ids are functions of these alone are sorted before.
+            context: The context of the run.
+        """
+        if context.deterministic or not self.analysis.spaces:
+            return self
+        values = {**self.flat.consts, **dict(zip(self.flat.invars, arguments, strict=False))}
+        is_loop = len(arguments) < len(self.flat.invars)
+        free = {var for var, x in values.items() if is_loop or not is_traced(x)}
+        is_sorted = tuple(
+            context.graph is not None
+            or all(self._leaves(end.root) <= free for end in (space.senders, space.receivers))
+            for space in self.analysis.spaces
+        )
+        key = is_sorted, backend()
+        if key not in self._settled:
+            refused = {}
+            for space, is_free in zip(self.analysis.spaces, is_sorted, strict=True):
+                lifted, plain = self._times(space, is_free)
+                if not pays(lifted, plain):
+                    refused[space.key] = (
+                        f"its edges are counted to take {lifted} as programs; and {plain} as they "
+                        "are"
+                    )
+            plan = (
+                Plan(self._written, self._name, {**self._refused, **refused}) if refused else self
+            )
+            self._settled[key] = plan
+        return self._settled[key]
+
+    def _times(self, space: EdgeSpace, is_sorted: bool) -> tuple[Times, Times]:
+        """Return the counted times of a space's programs and orders, and of its equations."""
+        num_edges = space.num_edges
+        lifted, plain = Times() if is_sorted else sort_times(num_edges), Times()
+        graph = abstract_graph(space, self._drops[space], is_sorted)
+        permuted: dict[Any, Any] = {}
+        for program in (x for level in self._programs.values() for x in level if x.space is space):
+            times = program_times(program.planned(graph))
+            lifted, plain = lifted.plus(times[0]), plain.plus(times[1])
+            permuted |= {key: key[0].aval for key in program.edges}
+            permuted |= {var: var.aval for var in program.stored if var in self.escaping}
+        for eqn in (eqn for level in self._sender_sums.values() for eqn in level):
+            its_space, use = self.analysis.scatters[id(eqn)]
+            if its_space is space and not self.analysis.is_third(use):
+                times = sum_times(num_edges, eqn.invars[2].aval)
+                lifted, plain = lifted.plus(times[0]), plain.plus(times[1])
+        return lifted.plus(permutation_times(num_edges, permuted.values())), plain
 
     # --- Plan ----------------------------------------------------------------------------------
 
@@ -208,7 +308,11 @@ class Plan:
     # --- Run -----------------------------------------------------------------------------------
 
     def run(self, arguments: Sequence[Any], context: Context) -> list[Any]:
-        """Return the results of the jaxpr."""
+        """Return the results of the jaxpr, with the edges lifted where that gains time."""
+        return self.settled(arguments, context).evaluate(arguments, context)
+
+    def evaluate(self, arguments: Sequence[Any], context: Context) -> list[Any]:
+        """Return the results of the jaxpr, with all edges of the plan lifted."""
         values: dict[Any, Any] = {**self.flat.consts}
         values.update(zip(self.flat.invars, arguments, strict=True))
         known = {var: x for var, x in values.items() if not is_traced(x)}
@@ -273,9 +377,9 @@ class Plan:
         """Return the order of a space's edges, which is made once."""
         if space in context.orders:
             return context.orders[space][1]
-        ids = [self._ids(end.root, values, known) for end in (space.senders, space.receivers)]
+        ends = _ends(space)
+        ids = [self._ids(end.root, values, known) for end in ends]
         drop = self._drops[space]
-        ends = space.senders, space.receivers
         key: Any = tuple(
             (id(x), end.num_nodes, space.wraps.get(end)) for x, end in zip(ids, ends, strict=True)
         )
@@ -293,10 +397,7 @@ class Plan:
         if var in known:
             return known[var]
         eqns = self._origin(var)
-        leaves = {v for eqn in eqns for v in eqn.invars if is_var(v)} - {
-            v for eqn in eqns for v in eqn.outvars
-        }
-        if not eqns or not leaves <= known.keys():
+        if not eqns or not self._leaves(var) <= known.keys():
             return values[var]
         with jax.ensure_compile_time_eval():
             segment = self._segment(eqns, {var})
@@ -306,6 +407,12 @@ class Plan:
     def _origin(self, var: Any) -> list[Equation]:
         """Return the equations that make a variable of the arguments, in order."""
         return needed_equations(self.flat.eqns, [var])
+
+    def _leaves(self, var: Any) -> set[Any]:
+        """Return the arguments that a variable is made of."""
+        eqns = self._origin(var)
+        leaves = {var, *(v for eqn in eqns for v in eqn.invars if is_var(v))}
+        return leaves - {v for eqn in eqns for v in eqn.outvars}
 
     def _hoist(self, operands: Sequence[Any], context: Context) -> None:
         """Sort the edges whose ids a loop does not change, before it.
@@ -317,10 +424,8 @@ class Plan:
         values = {**self.flat.consts, **dict(zip(self.flat.invars, operands, strict=False))}
         known = {var: x for var, x in values.items() if not is_traced(x)}
         for space in self.analysis.spaces:
-            for end in dict.fromkeys((space.senders, space.receivers)):
-                eqns = self._origin(end.root)
-                leaves = {end.root, *(v for eqn in eqns for v in eqn.invars if is_var(v))}
-                leaves -= {v for eqn in eqns for v in eqn.outvars}
+            for end in dict.fromkeys(_ends(space)):
+                eqns, leaves = self._origin(end.root), self._leaves(end.root)
                 if not leaves <= values.keys():
                     break
                 if eqns and leaves <= known.keys():
@@ -351,19 +456,21 @@ class Plan:
             (condition,), (body,) = plans["cond_jaxpr"], plans["body_jaxpr"]
             consts = operands[num_cond:num_consts]
             outer = context.inner()
+            body = body.settled(consts, outer)
             body._hoist(consts, outer)
             return jax.lax.while_loop(
                 lambda carry: condition.run([*operands[:num_cond], *carry], context.inner())[0],
-                lambda carry: tuple(body.run([*consts, *carry], outer.inner())),
+                lambda carry: tuple(body.evaluate([*consts, *carry], outer.inner())),
                 tuple(operands[num_consts:]),
             )
         (body,), num_consts, num_carry = plans["jaxpr"], params["num_consts"], params["num_carry"]
         consts, carry = operands[:num_consts], operands[num_consts:][:num_carry]
         outer = context.inner()
+        body = body.settled(consts, outer)
         body._hoist(consts, outer)
 
         def step(carry: Any, xs: Any) -> Any:
-            outs = body.run([*consts, *carry, *xs], outer.inner())
+            outs = body.evaluate([*consts, *carry, *xs], outer.inner())
             return tuple(outs[:num_carry]), tuple(outs[num_carry:])
 
         options = {key: params[key] for key in ("length", "reverse", "unroll")}
@@ -374,8 +481,14 @@ class Plan:
     # --- Explanations --------------------------------------------------------------------------
 
     def explanations(self) -> list[str]:
-        """Return a line for each gather and scatter that stays, also in loops."""
+        """Return a line for each gather and scatter that stays, also in loops that ran."""
         lines = self.analysis.explanations()
         for plans in self._loops.values():
-            lines += [x for group in plans.values() for plan in group for x in plan.explanations()]
+            for plan in (plan for group in plans.values() for plan in group):
+                last = [plan, *plan._settled.values()][-1]
+                lines += last.explanations()
         return lines
+
+
+def _ends(space: EdgeSpace) -> tuple[End, End]:
+    return space.senders, space.receivers

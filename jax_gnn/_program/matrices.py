@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import jax
@@ -26,6 +26,17 @@ from jax_gnn.relational import RelationalGraph
 
 Structure = Graph | RelationalGraph
 Part = TypeVar("Part")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class FullGraph(Graph):
+    """A graph without padding, which therefore needs no masks."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> FullGraph:
+        """Return a graph, all of whose edges are in range."""
+        return cls(*(getattr(graph, field.name) for field in fields(graph)))
 
 
 def parts_of(graph: Structure) -> Parts:
@@ -111,7 +122,10 @@ class Matrices:
     def _make(self, space: Space, way: str) -> SparseMatrix:
         if space is Space.EDGE:
             if way in ("src", "dst"):
-                return self.nodes.ends()[way == "src"]
+                at_end = self.nodes.ends()[way == "src"]
+                if not isinstance(self.graph, FullGraph):
+                    return at_end
+                return at_end._replace(by_col=replace(at_end.by_col, in_range=True))
             if way == "relation":
                 return types_matrix(self.relational, self.parts.rows[Space.RELATION])
             if way == "src_pair":
@@ -179,6 +193,8 @@ class Matrices:
             read_by: Count only rows that edges read by these ways; None counts all but padding.
         """
         if space is Space.EDGE:
+            if isinstance(self.graph, FullGraph):
+                return None
             return _mask(in_range(self.nodes.rows, self.parts.num_dst))
         if space in (Space.SOURCE_PAIR, Space.DESTINATION_PAIR):
             pairs = self.pairs(space)

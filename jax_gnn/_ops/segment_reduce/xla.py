@@ -90,7 +90,7 @@ def segment_reduce(
 def _reduce(x: Array, weight: Array | None, matrix: SparseMatrix, reduce: str, heads: int) -> Array:
     csr = matrix.unsorted or matrix.by_row
     if csr.rows is None and weight is None:
-        return take(x, csr.cols)
+        return take(x, csr.cols, csr.in_range)
     valid = csr.valid(x.shape[0])
     x = take(x.astype(accumulator_dtype(x.dtype)), csr.cols)
     if weight is not None:

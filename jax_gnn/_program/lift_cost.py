@@ -1,0 +1,151 @@
+"""Whether lifting edges pays: the counted times of their programs, and of plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from jax_gnn._ops.relational_aggregate.schedule import between, gathered, once
+from jax_gnn._program.backend import backend
+from jax_gnn._program.cost import Cost, Costs, _cost
+from jax_gnn._program.match import Matcher, needed_rows
+from jax_gnn._program.normal import normal_form
+from jax_gnn._program.patterns import Count, Einsum, Pattern, factors_of
+from jax_gnn._program.plan import Plan
+from jax_gnn._program.rows import Contract, Pull, Push, Row, Softmax, count_uses
+
+# Nanoseconds on one core of a CPU with AVX-512: of a byte that is moved, of a flop of a matrix
+# product, and of a row that is permuted, scattered by XLA, or summed by a kernel.
+_BYTE, _FLOP, _PERMUTED, _SCATTERED, _SUMMED = 0.02, 0.005, 0.6, 0.6, 1.7
+# Microseconds of a sort by receiver, and of one by both ends: in all, and of 1,000 edges.
+_SORTED = {"cpu": ((5.0, 6.0), (5.0, 10.0)), "cuda": ((20.0, 0.04), (30.0, 0.06))}
+
+_MARGIN = 1.1  # counts are right within 10 % where they are close
+
+
+class Times(NamedTuple):
+    """Counted microseconds.
+
+    Attributes:
+        forward: Of values.
+        training: Of values and gradients.
+    """
+
+    forward: float = 0.0
+    training: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.forward:.0f} µs, {self.training:.0f} with gradients"
+
+    def plus(self, times: Times) -> Times:
+        """Return the sum."""
+        return Times(self.forward + times.forward, self.training + times.training)
+
+
+def pays(lifted: Times, plain: Times) -> bool:
+    """Whether lifted edges are counted to take less, with and without gradients."""
+    return all(_MARGIN * x < y for x, y in zip(lifted, plain, strict=True))
+
+
+class _PlainMatcher(Matcher):
+    """A matcher that finds no patterns: products are einsums, and reductions scatters."""
+
+    def _match(self, row: Row) -> Pattern:
+        return Einsum(tuple(factors_of(row)[0])) if isinstance(row.op, Contract) else None
+
+
+class _PlainCosts(Costs):
+    """Costs of gathers and scatters as XLA computes them."""
+
+    def of(self, row: Row) -> Cost:
+        if isinstance(row.op, Softmax):  # a maximum and a sum, and what edges read of them
+            stored = self._stored(row)
+            reads = [self._gather_to_edges(row)] * 3
+            return _cost("softmax", *reads, *reads, stored, stored)
+        return self._scatter(row.operands[0], row) if isinstance(row.op, Push) else super().of(row)
+
+    def _is_elementwise(self, row: Row) -> bool:
+        # XLA on a CPU makes what it scatters row by row.
+        return super()._is_elementwise(row) or (isinstance(row.op, Push) and backend() == "cpu")
+
+    def _scatter(self, x: Row, row: Row) -> Cost:
+        moved = self._whole(row) + once(4 * self._num_edges)
+        if backend() != "cpu":
+            moved += self._stored(x) + self._stored(x)  # atomic additions
+            return _cost("scatter", moved)
+        moved += self._gather_to_edges(row) + self._gather_to_edges(row)
+        if not self._is_elementwise(x):
+            moved += self._stored(x)
+        return _cost("scatter", moved)
+
+    def gradient(self, row: Row) -> Cost:
+        if row in self._differentiated or not self.results:
+            if isinstance(row.op, Pull):
+                return self._scatter(row, row.operands[0])
+            if isinstance(row.op, Push):
+                return _cost("gather", self._gather_to_edges(row) + self._stored(row.operands[0]))
+        return super().gradient(row)
+
+
+def program_times(plan: Plan) -> tuple[Times, Times]:
+    """Return the times of a program, and of the same functions in plain JAX."""
+    written = normal_form(plan.traced.results)
+    plain = _PlainCosts(_PlainMatcher(count_uses(written), plan.parts), written)
+    num_edges = plan.costs._num_edges
+
+    def lifted_sum(row: Row, pattern: Pattern) -> float:
+        return 0.0 if isinstance(pattern, Count) else _SUMMED * num_edges
+
+    return (
+        _times(plan.costs, plan.results, lifted_sum),
+        _times(plain, written, lambda *_: _SCATTERED * num_edges),
+    )
+
+
+def _times(costs: Costs, results: list[Row], of_sum: Callable[[Row, Pattern], float]) -> Times:
+    forward = backward = 0.0
+    is_cpu = backend() == "cpu"
+    for row in needed_rows(results, costs.matcher):
+        value, gradient = costs.of(row), costs.gradient(row)
+        forward += _cpu_time(value) if is_cpu else value.time
+        backward += _cpu_time(gradient) if is_cpu else gradient.time
+        if is_cpu and isinstance(row.op, Push):
+            forward += of_sum(row, costs.matcher(row)) / 1e3
+        if is_cpu and isinstance(row.op, Pull) and gradient.bytes:
+            backward += of_sum(row, None) / 1e3
+    return Times(forward, forward + backward)
+
+
+def _cpu_time(cost: Cost) -> float:
+    return (_BYTE * cost.bytes + _FLOP * cost.flops) / 1e3
+
+
+def sum_times(num_edges: int, aval: Any) -> tuple[Times, Times]:
+    """Return the times of a sum at the senders by a kernel, and by a scatter."""
+    size = aval.size * aval.dtype.itemsize
+    if backend() != "cpu":
+        kernel, scatter = (_cost("", once(4 * num_edges) + once(n * size)).time for n in (1, 2))
+    else:
+        kernel, scatter = ((x * num_edges + _BYTE * size) / 1e3 for x in (_SUMMED, _SCATTERED))
+    return Times(kernel, 2 * kernel), Times(scatter, 2 * scatter)
+
+
+def permutation_times(num_edges: int, avals: Iterable[Any]) -> Times:
+    """Return the times of bringing arrays of edges into another order."""
+    forward = training = 0.0
+    for aval in avals:
+        row_bytes = aval.size * aval.dtype.itemsize // num_edges
+        if backend() == "cpu":
+            time = (_PERMUTED + 0.075 * row_bytes) * num_edges / 1e3
+        else:
+            moved = gathered(num_edges, row_bytes, num_edges) + between(num_edges, row_bytes)
+            time = _cost("permutation", moved).time
+        forward += time
+        training += time * (2 if aval.dtype.kind == "f" else 1)
+    return Times(forward, training)
+
+
+def sort_times(num_edges: int) -> Times:
+    """Return the times of sorting edges in a program."""
+    constants = _SORTED["cpu" if backend() == "cpu" else "cuda"]
+    return Times(*(fixed + by_thousand * num_edges / 1e3 for fixed, by_thousand in constants))

@@ -1,0 +1,125 @@
+"""Patterns that people write out, which lifted functions compute by one op."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_gnn import implementation, lift
+
+NODES, EDGES, WIDTH, HEADS = 7, 23, 5, 2
+sum_by, max_by = jax.ops.segment_sum, jax.ops.segment_max
+
+
+def quotient(exp, ids, n=NODES, epsilon=0.0):
+    return exp / (sum_by(exp, ids, n) + epsilon)[ids]
+
+
+def of_package(x, s, r):
+    return pytest.importorskip("jraph").segment_softmax(x, r, NODES)
+
+
+def finite_maxima(x, s, r):
+    largest = max_by(x, r, NODES)
+    exp = jnp.exp(x - jnp.where(jnp.isfinite(largest), largest, 0)[r])
+    return exp / jnp.maximum(sum_by(exp, r, NODES), 1e-9)[r]
+
+
+def masked(x, s, r):
+    x = jnp.where((s != r)[:, None], x, -1e9)
+    exp = jnp.exp(x - lax.stop_gradient(max_by(x, r, NODES))[r])
+    sums = sum_by(exp, r, NODES)
+    return exp / jnp.where(sums == 0, 1, sums)[r]
+
+
+SOFTMAXES = {
+    "jraph": of_package,
+    "maxima": lambda x, s, r: quotient(jnp.exp(x - max_by(x, r, NODES)[r]), r),
+    "stopped": lambda x, s, r: quotient(jnp.exp(x - lax.stop_gradient(max_by(x, r, NODES)[r])), r),
+    "epsilon": lambda x, s, r: quotient(jnp.exp(x - max_by(x, r, NODES)[r]), r, epsilon=1e-16),
+    "unshifted": lambda x, s, r: quotient(jnp.exp(x), r),
+    "finite": finite_maxima,
+    "masked": masked,
+}
+OTHERS = {
+    "large epsilon": lambda x, s, r: quotient(jnp.exp(x - max_by(x, r, NODES)[r]), r, epsilon=1e-6),
+    "sums of senders": lambda x, s, r: quotient(jnp.exp(x - max_by(x, r, NODES)[r]), s),
+    "maxima of senders": lambda x, s, r: quotient(jnp.exp(x - max_by(x, s, NODES)[r]), r),
+    "epsilon, unshifted": lambda x, s, r: quotient(jnp.exp(x), r, epsilon=1e-16),
+    "other nodes": lambda x, s, r: quotient(jnp.exp(x - max_by(x, r, NODES)[r]), r, NODES + 1),
+    "other axis": lambda x, s, r: jax.nn.softmax(x, -1),
+    "other sums": lambda x, s, r: jnp.exp(x) / sum_by(2 * jnp.exp(x), r, NODES)[r],
+}
+
+
+@pytest.mark.parametrize("is_traced", [False, True], ids=["known", "traced"])
+@pytest.mark.parametrize("name", [*SOFTMAXES, *OTHERS])
+def test_softmaxes(name, is_traced):
+    softmax = {**SOFTMAXES, **OTHERS}[name]
+    rng = np.random.default_rng(0)
+
+    def attention(x, w, a, s, r):
+        h = x @ w
+        score = jax.nn.leaky_relu(jnp.concatenate([h[s], h[r]], -1) @ a)
+        return sum_by(h[s][:, None] * softmax(score, s, r)[:, :, None], r, NODES)
+
+    def gradients(function, arrays, ids):
+        return jax.value_and_grad(lambda x: jnp.sin(function(*x, *ids)).sum())(arrays)
+
+    with jax.enable_x64(True):
+        shapes = (NODES, WIDTH), (WIDTH, WIDTH), (2 * WIDTH, HEADS)
+        arrays = [jnp.asarray(rng.normal(size=shape) * 0.4) for shape in shapes]
+        ids = jnp.asarray(rng.integers(NODES - 1, size=(2, EDGES)))
+        lifted = lift(attention, deterministic=True)
+        if is_traced:
+            actual = jax.jit(lambda x, ids: gradients(lifted, x, ids))(arrays, ids)
+        else:
+            actual = jax.jit(lambda x: gradients(lifted, x, ids))(arrays)
+        leaves = map(jax.tree.leaves, (actual, gradients(attention, arrays, ids)))
+        for a, b in zip(*leaves, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+        text = lifted.explain(*arrays, *ids)
+        assert ("attention (" in text) == (name in SOFTMAXES)
+
+
+def test_softmaxes_that_are_results_keep_the_values_of_dropped_edges():
+    x, ids = jnp.arange(6.0), jnp.array([0, 1, -1, 1, 5, 0])
+    with jax.enable_x64(True):
+        function = SOFTMAXES["unshifted"]
+        lifted = lift(lambda x, ids: function(x, ids, ids), deterministic=True)
+        expected = function(x, ids, ids)
+        np.testing.assert_allclose(lifted(x, ids), expected, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(lifted)(x, ids), expected, rtol=1e-6)
+
+
+def test_sparse_constants_are_part_of_programs():
+    rng = np.random.default_rng(0)
+    sparse = np.where(rng.random((3, 4, 5)) < 0.3, rng.normal(size=(3, 4, 5)), 0)
+    dense = rng.normal(size=(3, 4, 5))
+
+    def products(table, x, y, s, r):
+        m = jnp.einsum("eci,ej,ijk->eck", x[s], y, jnp.asarray(table, x.dtype) * 2)
+        return sum_by(m, r, NODES)
+
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.normal(size=(NODES, 16, 3)))
+        y = jnp.asarray(rng.normal(size=(EDGES, 4)))
+        s, r = jnp.asarray(rng.integers(NODES, size=(2, EDGES)))
+        for table, is_constant in ((sparse, True), (dense, False)):
+
+            def layer(x, y, s, r, table=table):
+                return products(table, x, y, s, r)
+
+            def gradients(function):
+                return jax.grad(lambda x, y: jnp.sin(function(x, y, s, r)).sum(), (0, 1))(x, y)
+
+            lifted = lift(layer, deterministic=True)
+            for a, b in zip(gradients(lifted), gradients(layer), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+            with implementation("xla"):
+                text = lifted.explain(x, y, s, r)
+            assert ("shared[" not in text) == is_constant
+            assert "\nedge regions\n" in text
