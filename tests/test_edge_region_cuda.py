@@ -1,5 +1,6 @@
 """Generated CUDA kernels of edge regions: source, policy, and emulated runs of random functions."""
 
+import functools
 import re
 import threading
 import types
@@ -474,6 +475,48 @@ def test_exponentials_are_summed_while_their_maximum_is_found(width, dtype, scen
             bound = {"rtol": 1e-5, "atol": 1e-5}
             np.testing.assert_allclose(got, np.where(finite, want, got), **bound)
             assert not np.isfinite(np.asarray(got)[~finite]).any()
+
+
+def gated(x, y, w, v):
+    """Two scores of a row of functions, and a message that they scale."""
+    m = jnp.tanh(x + y)
+    scores = m @ w
+    return [m * scores[0], jnp.tanh(scores), jnp.exp(-m) @ v]
+
+
+@pytest.mark.parametrize("width", [9, 64, 70])
+def test_lanes_share_products_with_few_columns(width):
+    """No lane computes all functions of a row, as the length of the text tells."""
+    rows = [("row", (width,)), ("col", (width,)), ("shared", (width, 2)), ("shared", (width,))]
+    sinks = [("row", "sum"), ("row", "sum"), ("edge", "none")]
+    model = Model(gated, rows, sinks)
+    gradient = model.region().cotangent((0, 1, 2, 3), (0, 1, 2)).program
+    for instructions in (program_of(model), gradient):
+        for walk in cuda.walks_of(instructions, False):
+            source = kernel_of(walk.program).source
+            assert source.count("tanh(") <= 12, source
+
+
+@needs_cuda
+@pytest.mark.parametrize(("width", "dtype"), [(9, "float64"), (64, "bfloat16"), (70, "float32")])
+def test_products_with_few_columns(width, dtype, rng):
+    rows = [("row", (width,)), ("col", (width,)), ("shared", (width, 2)), ("shared", (width,))]
+    sinks = [("row", "sum"), ("row", "sum"), ("edge", "none")]
+    model, edges = Model(gated, rows, sinks), Edges.random(rng, "random")
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(x, dtype) for x in edges.arrays(rng, model, "float32")]
+        exact = [np.asarray(x, np.float64) for x in arrays]
+
+        def loss(function):
+            return lambda *x: sum(jnp.sum(jnp.sin(y.astype(float))) for y in function(*x))
+
+        plain, region = functools.partial(edges.plain, model), cuda_region(model, edges)
+        want = plain(exact), jax.grad(loss(lambda *x: plain(x)), (0, 1, 2, 3))(*exact)
+        got = region(*arrays), jax.grad(loss(region), (0, 1, 2, 3))(*arrays)
+    bound = {"float64": 1e-10, "float32": 5e-3, "bfloat16": 0.1}[dtype]  # TF32 at 70
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=bound * max(1.0, np.abs(b).max()))
 
 
 SIZES = (12, 20), (33, 5), (8, 66)  # few, as each is compiled

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._ops.edge_region.cuda_text import has_tiles
 from jax_gnn._ops.edge_region.row_builder import Builder
-from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram, without_dead_code
+from jax_gnn._ops.edge_region.row_program import (
+    Input,
+    Instruction,
+    RowProgram,
+    without_dead_code,
+)
+
+_MAX_COLUMNS, _MIN_TERMS = 4, 8  # of products that are sums over lanes
 
 
 def simplified(program: RowProgram) -> RowProgram:
-    """Return the program with fewer selects.
+    """Return the program with fewer selects, and sums that lanes share.
 
     - Nested selects of zero, ``where(a, where(b, x, 0), 0)``, become one.
     - ``jax.nn.softplus`` needs no case for NaN, as each of its terms is NaN then.
     - The derivative of softplus is a logistic function.
+    - A product of a row with a matrix of few columns becomes sums over the row, of which each lane
+      computes its share. Tiles have such products themselves.
     """
-    builder = _Simplifier(program.inputs)
+    builder = _Simplifier(program.inputs, has_tiles(program))
     values = list(range(len(program.inputs)))
     for instruction in program.instructions:
         operands = [values[i] for i in instruction.operands]
@@ -29,6 +41,10 @@ def simplified(program: RowProgram) -> RowProgram:
 
 class _Simplifier(Builder):
     """Emits instructions in simpler forms."""
+
+    def __init__(self, inputs: Iterable[Input], has_tiles: bool) -> None:
+        super().__init__(inputs)
+        self._has_tiles = has_tiles
 
     def simplified(self, step: Instruction, operands: list[int]) -> int:
         """Emit an instruction and return its value."""
@@ -41,7 +57,32 @@ class _Simplifier(Builder):
             x, softplus = map(self._without_infinity, difference)
             if self._softplus_operand(softplus) == x:
                 return self.emit("logistic", (x,), step.width, step.dtype)
+        if step.name == "dot" and not self._has_tiles:
+            return self._sums_over_lanes(step, *operands)
         return self.emit(step.name, operands, step.width, step.dtype, step.params)
+
+    def _sums_over_lanes(self, step: Instruction, left: int, right: int) -> int:
+        """Emit a product; that of one row with few columns as a sum for each column."""
+        inner, columns = int(step.params[0]), step.width
+        is_row = self.value(left).width == inner and self.value(right).width == inner * columns
+        is_read = isinstance(self.value(left), Input)
+        if not is_row or is_read or columns > _MAX_COLUMNS or inner < _MIN_TERMS:
+            return self.emit("dot", (left, right), step.width, step.dtype, step.params)
+        wide = np.dtype(accumulator_dtype(step.dtype))
+        sums = []
+        for column in range(columns):
+            weights = self.take(right, np.arange(column, inner * columns, columns))
+            factors = [self._converted(left, wide), self._converted(weights, wide)]
+            terms = self.emit("mul", factors, inner, wide)
+            total = self.emit("reduce", (terms,), 1, wide, ("sum", inner))
+            sums.append(self._converted(total, step.dtype))
+        return self.concatenate(sums)
+
+    def _converted(self, index: int, dtype: np.dtype[Any]) -> int:
+        value = self.value(index)
+        if value.dtype == dtype:
+            return index
+        return self.emit("convert_element_type", (index,), value.width, dtype)
 
     def _operands(self, name: str, index: int) -> tuple[int, ...]:
         """Return the operands of a value if an instruction of that name computes it, else ()."""
