@@ -57,6 +57,7 @@ _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 _TILE_GRADIENT_PRODUCTS, _TILE_GRADIENT_FUNCTIONS = 4.5, 2.3
 _MOVES = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "slice", "split", "squeeze"}
 _REACHED = 0.6  # share of the rates of memory, caches and matrix units that ops have in programs
+_MAX_HEADS = 8  # of weights by edge that are no rows
 _TIE_BREAK = 1e-10  # microseconds of a byte or a flop, where only launches count
 
 
@@ -308,6 +309,10 @@ class Costs:
             values = self._gather(source, value.row) if gathers else self._stored(source)
             attained = self._whole(row) + values
             return _cost("select", attained, launch + attained)
+        if weight is not None and weight.size > _MAX_HEADS:
+            # Rows of edges come into the order of sources, and their gradients back.
+            permuted = self._stored(weight)
+            return _cost("spmm", permuted, launch, permuted)
         return _cost("spmm", launch)
 
     def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
