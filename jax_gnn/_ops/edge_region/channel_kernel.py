@@ -159,6 +159,7 @@ class _Text:
             "struct Entry {};",
             "struct Once {};",
             "static __device__ constexpr Join kind(int) { return Join::kSum; }",
+            "static __device__ constexpr int extreme_of(int part) { return part; }",
             "static __device__ __forceinline__ Acc* staged() {",
             f"return reinterpret_cast<Acc*>(dynamic_shared()) + {2 * THREADS} * kParts + "
             "threadIdx.x / 32 * kChannelWords;",
