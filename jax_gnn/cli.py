@@ -241,9 +241,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         line; ``JAX_TRACEBACK_FILTERING=off`` shows where) or 130 (interrupted). Like argparse, the
         function exits by itself after ``--help`` and on unknown arguments.
     """
-    args = _make_parser().parse_args(argv)
-    args.words = sys.argv[1:] if argv is None else [*argv]
     try:
+        args = _make_parser().parse_args(argv)
+        args.words = sys.argv[1:] if argv is None else [*argv]
         return cast(int, args.run(args))
     except KeyboardInterrupt as interrupt:  # a command may say how to resume
         print("; ".join(["jax-gnn: interrupted", *map(str, interrupt.args)]), file=sys.stderr)

@@ -234,9 +234,7 @@ class Runner:
         self._compiled: dict[int, Any] = {}  # by number of epochs
         self.state: _State | None = None
         self._metrics: list[list[Metrics]] = []  # by split and call
-        self._epoch_seconds: list[float] = []
-        self._compile_seconds = 0.0
-        self._custom_calls: tuple[str, ...] = ()
+        self._costs: dict[str, Any] = {"epochs": [], "compilation": 0.0, "custom_calls": []}
 
     def start(self, params: PyTree, stats: PyTree) -> None:
         """Begin a split."""
@@ -244,9 +242,14 @@ class Runner:
         self.state = _State(params, stats, moments, (params, stats), lowest)
         self._metrics.append([])
 
-    def restore(self, state: _State, curves: Sequence[np.ndarray]) -> None:
-        """Continue from a state, and from the `curves` of all splits up to this one."""
+    def restore(self, state: _State, curves: Sequence[np.ndarray], costs: dict[str, Any]) -> None:
+        """Continue from a state, from the `curves` of all splits up to this one, and `costs`."""
         self.state, self._metrics = state, [[Metrics(*rows)] for rows in curves]
+        self._costs = costs
+
+    def costs(self) -> dict[str, Any]:
+        """Return seconds per epoch of each call, seconds of compilation, names of custom calls."""
+        return self._costs | {"epochs": [*self._costs["epochs"]]}
 
     def curves(self) -> list[np.ndarray]:
         """Return the metrics of each split so far, ``(4, epochs)``."""
@@ -265,12 +268,12 @@ class Runner:
             with implementation_context(self._implementation):
                 train = jax.jit(self._train, out_shardings=sharding)
                 self._compiled[len(keys)] = train.lower(*arguments).compile()
-            self._compile_seconds += time.perf_counter() - start
-            self._custom_calls = _custom_calls(self._compiled[len(keys)].as_text())
+            self._costs["compilation"] += time.perf_counter() - start
+            self._costs["custom_calls"] = _custom_calls(self._compiled[len(keys)].as_text())
         # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
         self.state, metrics = block_until_ready(self._compiled[len(keys)](*arguments))
-        self._epoch_seconds.append((time.perf_counter() - start) / len(keys))
+        self._costs["epochs"].append((time.perf_counter() - start) / len(keys))
         metrics = Metrics(*map(np.asarray, metrics))
         self._metrics[-1].append(metrics)
         return metrics
@@ -278,7 +281,7 @@ class Runner:
     @property
     def last_epoch_seconds(self) -> float:
         """Seconds per epoch of the last call."""
-        return self._epoch_seconds[-1]
+        return float(self._costs["epochs"][-1])
 
     def best(self) -> tuple[float, PyTree]:
         """Return validation accuracy and variables of the current split's best epoch.
@@ -294,9 +297,9 @@ class Runner:
         curves = dict(zip(Metrics._fields, np.stack(self.curves(), axis=1), strict=True))
         return Run(
             **curves,
-            epoch_seconds=np.array(self._epoch_seconds),
-            compile_seconds=self._compile_seconds,
-            custom_calls=self._custom_calls,
+            epoch_seconds=np.array(self._costs["epochs"]),
+            compile_seconds=self._costs["compilation"],
+            custom_calls=tuple(self._costs["custom_calls"]),
             over=over,
         )
 

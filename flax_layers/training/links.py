@@ -427,6 +427,7 @@ def train_links(
     on_epoch: Callable[[LinkReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    keep_state: bool = False,
 ) -> LinkResult:
     """Train a model to predict edges, and test the model of the best validation.
 
@@ -447,6 +448,7 @@ def train_links(
         on_epoch: Called after each epoch.
         state: File for the state of the training, as of `train`.
         resume: Whether to continue from that file, as of `train`; times are those of all epochs.
+        keep_state: Whether the file stays at the end, as of `train`.
 
     Returns:
         Losses, metrics, times and the best model.
@@ -544,7 +546,7 @@ def train_links(
         index=index,
     )
     epochs, validations = zip(*records["validations"], strict=True)
-    return LinkResult(
+    result = LinkResult(
         trained,
         np.array(records["losses"]),
         epochs,
@@ -555,3 +557,6 @@ def train_links(
         min(records["evaluations"]),
         task.best_by,
     )
+    if not keep_state:
+        progress.remove()
+    return result

@@ -46,6 +46,7 @@ def train(
     on_epoch: Callable[[EpochReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    keep_state: bool = False,
 ) -> TrainResult:
     """Train one model per split and report test accuracy at the best validation epoch.
 
@@ -68,7 +69,10 @@ def train(
         state: File for the state of the training, written every few seconds and where an exception
             ends the training; removed at the end. None writes no file.
         resume: Whether to continue from that file, if it exists: to the bits of a training that was
-            not interrupted. Times are those since then. Else the file must not exist.
+            not interrupted. Times are those of all epochs. Else the file must not exist. A
+            baseline that the state lacks is left out.
+        keep_state: Whether the file stays at the end, for a caller that removes it when the results
+            are written: where that fails, `resume` leads to them again.
 
     Returns:
         Learning curves, times and the best model.
@@ -112,6 +116,8 @@ def train(
     path = None if state is None else Path(state)
     progress = SplitsState(path, config, fingerprint(dataset), resume=resume)
     best, errors = Best(), progress.errors()
+    if progress.arrays:
+        runners = [runner for i, runner in enumerate(runners) if f"{i}/curves/0" in progress.arrays]
     with progress:
         for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
             if number < progress.split:
@@ -171,7 +177,7 @@ def train(
         numbering=numbering if config.features == "native" else numbering._replace(features=None),
     )
     scores = {name: np.array([row[name] for row in errors]) for name in (errors or [{}])[0]}
-    return TrainResult(
+    result = TrainResult(
         trained=trained,
         graph=data.graph,
         x=x,
@@ -180,3 +186,6 @@ def train(
         baseline=runs[1] if len(runs) > 1 else None,
         errors=scores or None,
     )
+    if not keep_state:
+        progress.remove()
+    return result

@@ -64,7 +64,8 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
             f"{path} has the state of an interrupted run: --resume goes on with it, --overwrite "
             "starts anew, --output DIR writes elsewhere"
         )
-    if has_results and not args.overwrite:
+    # A run that was interrupted while it wrote its results has both.
+    if has_results and not args.overwrite and not state.exists():
         raise UserError(
             f"{path} has the results of a run: --overwrite replaces them, --output DIR writes "
             "elsewhere"
@@ -97,6 +98,7 @@ def write_run(
     with blame_output(folder):
         draw(folder / PLOT)
         (folder / RESULTS).write_text(json.dumps(document, indent=2) + "\n")
+        (folder / STATE).unlink(missing_ok=True)  # from now on nothing depends on it
     return is_same
 
 
@@ -113,15 +115,16 @@ def print_files(folder: Path, is_same: bool, note: str = "") -> int:
 
 
 @contextlib.contextmanager
-def suggest_resume(args: argparse.Namespace, state: Path) -> Iterator[None]:
-    """Add to an interruption the command that continues, if there is a state to continue from."""
+def suggest_resume(args: argparse.Namespace) -> Iterator[None]:
+    """Add to an interruption, or to an error about files, the command that continues."""
     try:
         yield
-    except KeyboardInterrupt:
-        if not state.exists():
-            raise
+    except (KeyboardInterrupt, UserError) as error:
         words = args.words if args.resume else [*args.words, "--resume"]
-        raise KeyboardInterrupt(f"to go on: {shlex.join(['jax-gnn', *words])}") from None
+        line = f"to go on: {shlex.join(['jax-gnn', *words])}"
+        if isinstance(error, UserError):
+            raise UserError(f"{error}; {line}") from error
+        raise KeyboardInterrupt(line) from None
 
 
 class _Progress:

@@ -207,30 +207,31 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     bar = report.Progress(
         folds or config.splits, config.epochs, measure, "fold" if folds else "split"
     )
-    with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
-        result = train(
-            dataset,
-            config,
-            baseline=not getattr(args, "no_baseline", True),
-            devices=num_devices,
-            method=method,
-            on_epoch=progress,
-            state=state,
-            resume=args.resume,
+    with report.suggest_resume(args), report.blame_output(folder):
+        with bar as progress:
+            result = train(
+                dataset,
+                config,
+                baseline=not getattr(args, "no_baseline", True),
+                devices=num_devices,
+                method=method,
+                on_epoch=progress,
+                state=state,
+                resume=args.resume,
+                keep_state=True,
+            )
+        scores = baseline_scores(dataset, result.trained.config)
+        _print_notes(dataset, config, result.trained.config)
+        summary = _dataset_summary(dataset, result)
+        assert result.trained.seed is not None
+        split = result.trained.seed - config.seed
+        title = f"{recipe.model.__name__} on {dataset.name}"
+        is_same = report.write_run(
+            folder,
+            result.trained,
+            lambda model: [np.asarray(model.predict(dataset, devices=num_devices, method=method))],
+            _results(summary, result, scores, measure, split, num_devices),
+            lambda plot: plot_learning_curves(result, plot, title=title, baselines=scores),
         )
-    scores = baseline_scores(dataset, result.trained.config)
-    _print_notes(dataset, config, result.trained.config)
-
-    summary = _dataset_summary(dataset, result)
-    assert result.trained.seed is not None
-    split = result.trained.seed - config.seed
-    title = f"{recipe.model.__name__} on {dataset.name}"
-    is_same = report.write_run(
-        folder,
-        result.trained,
-        lambda model: [np.asarray(model.predict(dataset, devices=num_devices, method=method))],
-        _results(summary, result, scores, measure, split, num_devices),
-        lambda plot: plot_learning_curves(result, plot, title=title, baselines=scores),
-    )
     _print_result(summary, result, scores)
     return report.print_files(folder, is_same, f"{_score(result, split)}; ")
