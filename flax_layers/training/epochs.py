@@ -41,12 +41,14 @@ class Data(NamedTuple):
         inputs: Features, and perhaps weights of edges.
         y: Labels, or the seed nodes of steps that sample their graphs.
         masks: Masks of the training, validation and test nodes; one mask for a step's graphs.
+        class_weight: Factor of each class in the loss, or None; of an evaluation's data alone.
     """
 
     graph: Any
     inputs: tuple[Any, ...]
     y: Array
     masks: tuple[Array, ...]
+    class_weight: Array | None = None
 
 
 def evaluation_data(
@@ -131,11 +133,8 @@ def _optimizer(config: TrainConfig, steps: int, sum_size: float) -> optax.Gradie
         decays = jax.tree_util.tree_map_with_path(decay, params)
         return jax.tree.map(jnp.add, updates, decays)
 
-    rate: Any = config.learning_rate
-    if halve_every := getattr(config, "halve_every", 0):
-        rate = optax.exponential_decay(rate, halve_every * steps, 0.5, staircase=True)
     smaller = optax.stateless(lambda updates, _: divided(updates, sum_size))
-    return optax.chain(optax.stateless(add_decay), adam(rate), smaller)
+    return optax.chain(optax.stateless(add_decay), adam(config.rates(steps)), smaller)
 
 
 def _clip_hyperedge_weights(params: PyTree) -> PyTree:
@@ -177,7 +176,10 @@ def _train_epochs(
     def batch_step(state: _State, key: Array, batch: Data) -> tuple[_State, Array]:
         def loss_fn(params: PyTree) -> tuple[Array, PyTree]:
             logits, stats = apply((params, state.stats), batch.graph, batch.inputs, key)
-            return masked_mean(losses(logits, batch.y), batch.masks[0]), stats
+            weight = batch.masks[0]
+            if data.class_weight is not None:
+                weight = jnp.where(weight, data.class_weight[batch.y], 0)
+            return masked_mean(losses(logits, batch.y), weight), stats
 
         (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
@@ -278,6 +280,13 @@ class Runner:
         self._metrics[-1].append(metrics)
         return metrics
 
+    def has_stopped(self, patience: int) -> bool:
+        """Return whether so many epochs of the split had no better validation; never for 0."""
+        if not (patience and self._metrics[-1]):
+            return False
+        valid = self.curves()[-1][2]
+        return len(valid) - 1 - int(np.where(np.isnan(valid), -np.inf, valid).argmax()) >= patience
+
     @property
     def last_epoch_seconds(self) -> float:
         """Seconds per epoch of the last call."""
@@ -294,7 +303,13 @@ class Runner:
 
     def result(self, over: Literal["splits", "seeds", "folds"]) -> Run:
         """Return the records of all splits."""
-        curves = dict(zip(Metrics._fields, np.stack(self.curves(), axis=1), strict=True))
+        by_split = self.curves()
+        longest = max(curves.shape[1] for curves in by_split)
+        padded = (
+            np.pad(curves, ((0, 0), (0, longest - curves.shape[1])), constant_values=np.nan)
+            for curves in by_split
+        )
+        curves = dict(zip(Metrics._fields, np.stack([*padded], axis=1), strict=True))
         return Run(
             **curves,
             epoch_seconds=np.array(self._costs["epochs"]),

@@ -12,7 +12,7 @@ import json
 import operator
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -465,7 +465,8 @@ def train_links(
     model = make_link_model(config, **task.sizes)
     graphdef, *states = nnx.split(model, nnx.Param, ...)
     params, constants = states
-    optimizer = adam(config.learning_rate)
+    data = task.data(model)  # on the device once
+    optimizer = adam(config.rates(task.steps))
 
     @jax.jit
     def run_epoch(
@@ -484,7 +485,6 @@ def train_links(
 
         return jax.lax.scan(step, state, (batches, keys))
 
-    data = task.data(model)  # on the device once
     # Parameters and moments of the latest step, and the parameters of the best validation.
     learned = params, optimizer.init(params), params
     rng = np.random.default_rng(config.seed)
@@ -501,6 +501,8 @@ def train_links(
         learned = fill(learned, progress.arrays, "learned")
     with implementation_context(config.implementation), progress:
         for epoch in range(len(records["losses"]), config.epochs):
+            if _has_stopped(records["validations"], task.best_by, config.early_stopping):
+                break
             batches = jax.tree.map(jnp.asarray, task.batches(rng))
             # Epochs whose longest step differs have arrays of another width, hence a program.
             shapes = tuple(array.shape for array in jax.tree.leaves(batches))
@@ -560,3 +562,11 @@ def train_links(
     if not keep_state:
         progress.remove()
     return result
+
+
+def _has_stopped(validations: Sequence[Any], best_by: str, patience: int) -> bool:
+    """Return whether validations were no better for so many epochs; never for 0."""
+    if not (patience and validations):
+        return False
+    best = int(np.argmax([metrics[best_by] for _, metrics in validations]))
+    return bool(validations[-1][0] - validations[best][0] >= patience)

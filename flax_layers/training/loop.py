@@ -17,6 +17,7 @@ from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.data import (
     Numbering,
     check_dataset,
+    class_weights,
     fingerprint,
     num_outputs,
     settled,
@@ -24,7 +25,7 @@ from flax_layers.training.data import (
     sum_size,
     target_scaled,
 )
-from flax_layers.training.devices import check_devices
+from flax_layers.training.devices import check_devices, replicated
 from flax_layers.training.direction import settled_direction, warn
 from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import feed_of
@@ -123,7 +124,11 @@ def train(
             if number < progress.split:
                 continue
             split_config = target_scaled(dataset, config, split.train)
+            weights = class_weights(dataset, config, split.train)
             data = feed.start(split_config, split, seed)
+            if weights is not None:
+                weight = jax.device_put(weights, replicated(data.graph))
+                data = data._replace(class_weight=weight)
             model = make(seed)
             variables = divided(nnx.state(model, nnx.Param), size), nnx.state(model, nnx.BatchStat)
             for runner in runners:
@@ -137,6 +142,8 @@ def train(
                 call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
                 if epoch < first_epoch:
                     continue
+                if runners[0].has_stopped(config.early_stopping):
+                    break
                 # The runners alternate, so that a change in the machine's speed meets both.
                 metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
                 progress.keep_splits(number, epoch + len(call_keys), runners, best, errors)
@@ -144,10 +151,12 @@ def train(
                 if feed.sample is not None:
                     rate = len(split.train) / runners[0].last_epoch_seconds
                 if on_epoch is not None:
+                    stopped = runners[0].has_stopped(config.early_stopping)
+                    last = min(epoch + len(call_keys) - 1 if stopped else np.inf, config.epochs - 1)
                     for i in range(len(call_keys)):
                         figures = [float(curve[i]) for curve in metrics[:3]]
-                        report = EpochReport(number, epoch + i, *figures)
-                        on_epoch(report._replace(seeds_per_second=rate))
+                        is_last = epoch + i == last
+                        on_epoch(EpochReport(number, epoch + i, *figures, rate, is_last))
             # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:

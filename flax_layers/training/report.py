@@ -174,8 +174,7 @@ class Progress(_Progress):
         text = f"best validation {self._measure} {best}"
         if report.seeds_per_second is not None:
             text += f", {report.seeds_per_second:,.0f} seeds/s"
-        is_end = report.epoch + 1 == self._epochs
-        self._show(title, text, f"{title}: {text}" if is_end else "")
+        self._show(title, text, f"{title}: {text}" if report.is_last else "")
 
 
 class LinkProgress(_Progress):

@@ -36,12 +36,14 @@ from jax_gnn import cli  # imported once: each run is a fork of this process
 
 KINDS = "ctrl-c", "kill", "disk"
 TASKS = {
-    "nodes": "gcn --data nodes.npz --splits 2 --epochs 60 --no-baseline",
-    "relations": "rgcn --data relations.npz --splits 2 --epochs 40 --no-baseline",
+    "nodes": "gcn --data nodes.npz --splits 2 --epochs 40 --no-baseline --schedule cosine"
+    " --class-weight balanced",
+    "relations": "rgcn --data relations.npz --splits 2 --epochs 40 --no-baseline"
+    " --early-stopping 9",
     "graphs": "gin --task graph --data graphs.txt --splits 2 --epochs 8 --steps 4 --layers 2"
     " --hidden-features 8",
     "links": "rgcn --task link --data relations.npz --epochs 30 --batch-size 64"
-    " --embedding-features 8 --hidden-features 8 --blocks 2 --evaluate-every 5",
+    " --embedding-features 8 --hidden-features 8 --blocks 2 --evaluate-every 5 --warmup 4",
 }
 PARAMETERS = "parameters.npz"
 IGNORED = "seconds", "speedup"  # parts of the names of results that are times
@@ -80,6 +82,7 @@ def start(words: list[str], log: Path) -> int:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
             resume.EVERY = 0.05
             report.save_checkpoint = save  # type: ignore[assignment]
             code = cli.main(words)

@@ -1,0 +1,132 @@
+"""Early stopping, learning-rate schedules, class weights and options of batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_training import make_graph_dataset, make_typed_dataset
+from test_training_minibatch import interrupt
+
+from flax_layers.training import (
+    GCNConfig,
+    GCNLinkConfig,
+    GINGraphConfig,
+    RGATConfig,
+    SAGEConfig,
+    train,
+    train_links,
+)
+from flax_layers.training.data import class_weights
+from flax_layers.training.minibatch import SampledNodes
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+SMALL = {"hidden_features": 8, "dropout_rate": 0.0, "splits": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [0.1] * 12),
+        ({"schedule": "step", "halve_every": 2}, [0.1] * 4 + [0.05] * 4 + [0.025] * 4),
+        ({"schedule": "step", "halve_every": 0}, [0.1] * 12),
+        ({"schedule": "cosine"}, 0.05 * (1 + np.cos(np.pi * np.arange(12) / 12))),
+        ({"warmup": 2}, [0.02, 0.04, 0.06, 0.08] + [0.1] * 8),
+        (
+            {"schedule": "cosine", "warmup": 1},
+            [0.1 / 3, 0.2 / 3, *(0.05 * (1 + np.cos(np.pi * np.arange(10) / 10)))],
+        ),
+    ],
+)
+def test_learning_rates(changes, expected):
+    # Two steps in each of six epochs.
+    rates = GCNConfig(learning_rate=0.1, epochs=6, **changes).rates(2)
+    rate = rates if callable(rates) else optax.constant_schedule(rates)
+    with jax.numpy_dtype_promotion("standard"):
+        values = [float(rate(jnp.asarray(i))) for i in range(12)]
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+def test_early_stopping_ends_splits_and_resumes_to_equal_bits(tmp_path):
+    dataset = make_graph_dataset()
+    config = GCNConfig(
+        **SMALL | {"splits": 2}, epochs=80, early_stopping=12, class_weight="balanced"
+    )
+    config = dataclasses.replace(config, schedule="cosine", warmup=3)
+    reports, file = [], tmp_path / "state.npz"
+    expected = train(dataset, config, on_epoch=reports.append)
+    valid = expected.run.valid_accuracy
+    lengths = np.count_nonzero(~np.isnan(valid), axis=1)
+    whole = train(dataset, dataclasses.replace(config, early_stopping=0)).run
+    for row, length, every in zip(valid, lengths, whole.valid_accuracy, strict=True):
+        # Calls have ten epochs; the split ends with the first call that the patience is over at.
+        np.testing.assert_array_equal(row[:length], every[:length])
+        waits = [n for n in range(10, 81, 10) if n - 1 - every[:n].argmax() >= 12]
+        assert length == min(waits, default=80) and np.isnan(row[length:]).all()
+    assert lengths.min() < 80 and [r.epoch + 1 for r in reports if r.is_last] == [*lengths]
+    for report in reports:
+        if report.is_last:
+            stop = config.epochs * report.split + report.epoch
+            interrupt(dataset, config, stop, state=file, resume=True)
+    resumed = train(dataset, config, state=file, resume=True)
+    for field in ("train_loss", "valid_accuracy", "test_accuracy"):
+        np.testing.assert_array_equal(getattr(resumed.run, field), getattr(expected.run, field))
+    logits = [result.trained.predict(dataset) for result in (resumed, expected)]
+    np.testing.assert_array_equal(*logits)
+
+
+def test_early_stopping_of_links():
+    dataset = make_graph_dataset()
+    config = GCNLinkConfig(epochs=60, evaluate_every=2, early_stopping=6, hidden_features=8)
+    result = train_links(dataset, config)
+    auc = [metrics["auc"] for metrics in result.valid]
+    assert len(result.losses) == result.epochs[-1] == result.epochs[int(np.argmax(auc))] + 6 < 60
+    with pytest.raises(ValueError, match="early_stopping must be 0 with folds"):
+        GINGraphConfig(folds=3, early_stopping=5)
+
+
+def test_class_weights():
+    dataset = make_graph_dataset()
+    config = GCNConfig(class_weight="balanced", **SMALL)
+    ids = np.flatnonzero(dataset.has_label())
+    weights, counts = class_weights(dataset, config, ids), np.bincount(dataset.y[ids])
+    np.testing.assert_allclose(weights * counts, len(ids) / len(counts), rtol=1e-6)
+    # The first loss is the mean of each class's mean cross-entropy.
+    result = train(dataset, dataclasses.replace(config, epochs=1, learning_rate=1e-30))
+    logits = np.asarray(result.trained.predict(dataset), np.float64)
+    entropies = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), dataset.y]
+    train_ids = result.trained.split.train
+    by_class = [entropies[train_ids[dataset.y[train_ids] == c]] for c in range(len(counts))]
+    means = [values.mean() for values in by_class if values.size]
+    np.testing.assert_allclose(result.run.train_loss[0, 0], np.mean(means), rtol=1e-5)
+    numbers = dataclasses.replace(dataset, y=dataset.y.astype(np.float32))
+    with pytest.raises(ValueError, match="no single class for each example"):
+        train(numbers, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "make"), [(SAGEConfig, make_graph_dataset), (RGATConfig, make_typed_dataset)]
+)
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_all_neighbours(config, make, disjoint):
+    dataset = make()
+    rates = (
+        {"input_dropout_rate": 0.0, "attention_dropout_rate": 0.0} if config is RGATConfig else {}
+    )
+    kind = config(batch_size=7, fanouts=(-1, -1), disjoint=disjoint, epochs=2, **SMALL, **rates)
+    losses = train(dataset, kind).run.train_loss
+    many = dataclasses.replace(kind, fanouts=(99, 99), disjoint=False)
+    np.testing.assert_allclose(losses, train(dataset, many).run.train_loss, rtol=1e-4)
+    if config is SAGEConfig:
+        split = train(dataset, kind).trained.split
+        feed = SampledNodes(dataset, kind, [split])
+        data = feed.start(kind, split, 0)
+        batch = feed.batch(data, jnp.asarray(split.train[:7]), jax.random.key(0))
+        assert (batch.graph.seed_ids is not None) == disjoint
+    with pytest.raises(ValueError, match="disjoint needs a batch_size"):
+        config(disjoint=True)
