@@ -13,16 +13,21 @@ from test_training import make_graph_dataset, make_typed_dataset
 from test_training_minibatch import interrupt
 
 from flax_layers.training import (
+    RECIPES,
     GCNConfig,
     GCNLinkConfig,
     GINGraphConfig,
     RGATConfig,
     SAGEConfig,
+    plot,
     train,
     train_links,
 )
 from flax_layers.training.data import class_weights
+from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.minibatch import SampledNodes
+from flax_layers.training.models import command_name
+from jax_gnn import cli
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -130,3 +135,39 @@ def test_all_neighbours(config, make, disjoint):
         assert (batch.graph.seed_ids is not None) == disjoint
     with pytest.raises(ValueError, match="disjoint needs a batch_size"):
         config(disjoint=True)
+
+
+def test_legends_are_no_wider_than_their_axes(tmp_path, monkeypatch):
+    result = train(make_graph_dataset(), GCNConfig(epochs=11, **SMALL | {"splits": 2}))
+    baselines = {
+        name: np.array([0.999999]) for name in ("majority class", "a on b", "c on neighbours")
+    }
+    figures = []
+    monkeypatch.setattr(plot, "_save", lambda figure, path: figures.append(figure))
+    plot.plot_learning_curves(result, tmp_path / "p.png", title="t", baselines=baselines)
+    (figure,) = figures
+    figure.savefig(tmp_path / "p.png")  # which lays it out
+    labels = {line.get_label() for line in figure.axes[1].lines}
+    assert {"training", "validation"} < labels and any(x.startswith("majority: ") for x in labels)
+    for axes in figure.axes:
+        box, legend = axes.get_window_extent(), axes.get_legend().get_window_extent()
+        assert box.x0 <= legend.x0 and legend.x1 <= box.x1 and legend.y0 >= box.y1
+        assert not axes.yaxis.get_offset_text().get_text()
+
+
+def test_models_have_one_name(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = capsys.readouterr().out
+    for name in (*RECIPES, *LINK_RECIPES):
+        model, _, task = command_name(name).partition(" --task ")
+        assert f"\n    {model} " in text or f"\n    {model}\n" in text
+        if task:
+            assert name not in text
+        # The recipe's name is understood, too, and answered by the other.
+        for words in ([name], command_name(name).split()):
+            with pytest.raises(SystemExit):
+                cli.main(["train", *words, "--help"])
+            assert capsys.readouterr().out.startswith(
+                f"usage: jax-gnn train {command_name(name)} ["
+            )

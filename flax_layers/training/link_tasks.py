@@ -269,7 +269,7 @@ class FactTask:
     def steps(self) -> int:
         """Number of steps of an epoch, after `data`."""
         settings: Any = self.config
-        return -(-len(self._queries.subjects) // settings.batch_size)
+        return -(-len(self._queries.subjects) // int(settings.batch_size))
 
     def batches(self, rng: np.random.Generator) -> _Batches:
         """Return the batches of an epoch, one for each step."""

@@ -155,8 +155,9 @@ def train(
                     last = min(epoch + len(call_keys) - 1 if stopped else np.inf, config.epochs - 1)
                     for i in range(len(call_keys)):
                         figures = [float(curve[i]) for curve in metrics[:3]]
+                        report = EpochReport(number, epoch + i, *figures)
                         is_last = epoch + i == last
-                        on_epoch(EpochReport(number, epoch + i, *figures, rate, is_last))
+                        on_epoch(report._replace(seeds_per_second=rate, is_last=is_last))
             # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:

@@ -15,6 +15,7 @@ from flax_layers.training.direction import settled_direction
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
 from flax_layers.training.links import LinkResult, train_links
+from flax_layers.training.models import command_name
 from flax_layers.training.plot import plot_link_curves
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
@@ -92,7 +93,7 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
             )
         baselines = link_baselines(task) if isinstance(task, EdgeTask) else {}
         seconds = float(np.median(result.step_seconds))
-        title = f"{config.model} on {dataset.name}"
+        title = f"{command_name(config.model)} on {dataset.name}"
         is_same = report.write_run(
             folder,
             result.trained,

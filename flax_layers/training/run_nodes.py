@@ -17,7 +17,7 @@ from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.devices import check_devices
 from flax_layers.training.direction import settled_direction
 from flax_layers.training.loop import train
-from flax_layers.training.models import Recipe
+from flax_layers.training.models import Recipe, command_name
 from flax_layers.training.plot import plot_learning_curves
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
@@ -106,7 +106,9 @@ def _baseline_table(model: str, result: TrainResult, scores: Mapping[str, np.nda
     for name, values in scores.items():
         deviation = factor * float(values.std(ddof=1)) if len(values) > 1 else 0.0
         rows.append([name, mean_and_std(means[name], deviation, len(values), form) + suffix])
-    sentence = verdict(model, factor * _model_score(result), means, unit)
+    sentence = verdict(
+        command_name(model).partition(" ")[0], factor * _model_score(result), means, unit
+    )
     return f"{table(rows)}\n\n  {sentence}\n"
 
 
@@ -168,7 +170,7 @@ def _results(
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
         "baselines": summaries(scores),
-        "best": result.trained.config.model if _model_score(result) > score else name,
+        "best": command_name(result.trained.config.model) if _model_score(result) > score else name,
         "plain_jax": result.baseline and _run_summary(result.baseline),
         "speedup": result.speedup,
         "checkpoint_split": split + 1,

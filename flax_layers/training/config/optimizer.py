@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
-
-from jax import Array
 
 from flax_layers.training.config.settings import POSITIVE, WHOLE, Config, setting
 
@@ -29,8 +26,8 @@ class OptimizerConfig(Config):
         metavar="PATIENCE",
     )
 
-    def rates(self, steps: int) -> float | Callable[[Array], Array]:
-        """Return the learning rate by number of the step, for so many steps per epoch."""
+    def rates(self, steps: int) -> Any:
+        """Return the learning rate, or a function of the step, for so many steps per epoch."""
         import optax  # part of the extra "train"
 
         rate: Any = self.learning_rate
@@ -44,5 +41,4 @@ class OptimizerConfig(Config):
             return schedule
         rising = optax.linear_schedule(rate / (warmup + 1), rate, warmup)
         later = schedule if callable(schedule) else optax.constant_schedule(rate)
-        joined: Callable[[Array], Array] = optax.join_schedules([rising, later], [warmup])
-        return joined
+        return optax.join_schedules([rising, later], [warmup])
