@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from test_training import make_graph_dataset, make_typed_dataset
 from test_training_minibatch import interrupt
 
+from flax_layers import GAT, GCN, GIN, gcn_norm
 from flax_layers.training import (
     RECIPES,
     GCNConfig,
@@ -27,7 +29,10 @@ from flax_layers.training.data import class_weights
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.minibatch import SampledNodes
 from flax_layers.training.models import command_name
-from jax_gnn import cli
+from flax_layers.training.predictor import Predictor, _apply
+from jax_gnn import Graph, cli
+from jax_gnn.extend import take
+from jax_gnn.sampling import sample_neighbors
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -171,3 +176,60 @@ def test_models_have_one_name(capsys):
             assert capsys.readouterr().out.startswith(
                 f"usage: jax-gnn train {command_name(name)} ["
             )
+
+
+@pytest.mark.parametrize("model", [GCN, GIN, GAT])
+def test_predictors_pad_graphs_of_other_sizes(model, rng):
+    options = {"heads": 1} if model is GAT else {}
+    predict = Predictor(model(5, 8, 3, num_layers=2, rngs=nnx.Rngs(0), **options))
+    predict.model.eval()
+    weighted, before = model is not GAT, _apply._cache_size()
+    for size in range(70, 110):
+        src, dst = rng.integers(size, size=(2, 300 + size))
+        dst[:150] = 3  # a giant row, and rows without edges
+        graph = Graph.from_edges(src, dst % (size - 5), num_nodes=size)
+        x = rng.normal(size=(size, 5)).astype(np.float32)
+        weight = rng.random(300 + size).astype(np.float32)
+        named = {"edge_weight": weight} if weighted else {}
+        y = predict(graph, x, **named)
+        assert y.shape == (size, 3)
+        if size % 13 == 0:
+            exact = jax.jit(predict.model)(graph, x, **named)
+            np.testing.assert_allclose(y, exact, rtol=2e-5, atol=2e-6)
+    # The first size has a program of its own, others have one: nodes to 128, edges to 512.
+    assert _apply._cache_size() - before == 2
+    if model is GCN:
+        scaled = predict(graph, x, node_scale=gcn_norm(graph, weight), **named)
+        np.testing.assert_allclose(scaled, y, rtol=2e-5, atol=2e-6)
+    gradient = jax.grad(lambda x: predict(graph, x, **named).sum())(x)  # traced: as it is
+    exact = jax.grad(lambda x: predict(graph, x, pad=False, **named).sum())(x)
+    np.testing.assert_array_equal(gradient, exact)
+
+
+def test_padding_of_own_models(rng):
+    class Net(nnx.Module):
+        def __call__(self, graph, x):
+            return x - x.mean(axis=0, keepdims=True)
+
+    predict, x = Predictor(Net()), rng.normal(size=(6, 2)).astype(np.float32)
+    for size in (3, 5, 6):  # never padded by default
+        graph = Graph.from_edges([0, 1], [1, 2], num_nodes=size)
+        expected = x[:size] - x[:size].mean(axis=0)
+        np.testing.assert_allclose(predict(graph, x[:size]), expected, atol=1e-6)
+    assert predict(graph, x, pad=True).shape == (6, 2)
+    with pytest.raises(TypeError, match=r"pad must be of a jax_gnn\.Graph and .* got scale"):
+        predict(graph, x, pad=True, scale=x)
+    with pytest.raises(TypeError, match="got dict"):
+        predict({}, x, pad=True)
+
+
+def test_gcn_warns_of_blocks_without_scales(rng):
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 40)), num_nodes=9)
+    model, x = GCN(5, 8, 3, rngs=nnx.Rngs(0)), rng.normal(size=(9, 5)).astype(np.float32)
+    model.eval()
+    blocks = sample_neighbors(graph, jnp.arange(9), (99, 99, 99), jax.random.key(0))
+    rows = blocks.node_values(x)
+    with pytest.warns(UserWarning, match=r"pass node_scale=take\(gcn_norm\(graph\), blocks.node_"):
+        model(blocks, rows)
+    y = model(blocks, rows, node_scale=take(gcn_norm(graph), blocks.node_ids))
+    np.testing.assert_allclose(y, model(graph, x), rtol=1e-5, atol=1e-6)
