@@ -152,12 +152,11 @@ def train(
                     rate = len(split.train) / runners[0].last_epoch_seconds
                 if on_epoch is not None:
                     stopped = runners[0].has_stopped(config.early_stopping)
-                    last = min(epoch + len(call_keys) - 1 if stopped else np.inf, config.epochs - 1)
+                    last = (epoch + len(call_keys) if stopped else config.epochs) - 1
                     for i in range(len(call_keys)):
-                        figures = [float(curve[i]) for curve in metrics[:3]]
-                        report = EpochReport(number, epoch + i, *figures)
+                        loss, train, valid = (float(curve[i]) for curve in metrics[:3])
                         is_last = epoch + i == last
-                        on_epoch(report._replace(seeds_per_second=rate, is_last=is_last))
+                        on_epoch(EpochReport(number, epoch + i, loss, train, valid, rate, is_last))
             # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:

@@ -7,7 +7,7 @@ import functools
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.export
@@ -243,7 +243,7 @@ class Predictor:
             padded, x, named = _padded(graph, x, named)
             results = self(padded, x, pad=False, **named)
             # On the host, as a program that cuts rows would be compiled for each size, too.
-            count = graph.num_nodes
+            count = cast(Graph, graph).num_nodes
             return jax.tree.map(lambda y: jnp.asarray(np.asarray(y)[:count]), results)
         graphdef, *arrays = self._parts()
         if isinstance(graph, ShardedGraph):

@@ -235,9 +235,7 @@ class TrainedModel(Predictor):
                 f"config must be of a {kind.__name__}, got {type(self.config).__name__}"
             )
 
-    def __call__(  # type: ignore[override]  # `pad` is among the named arguments
-        self, graph: AnyStructure, x: ArrayByType = None, **named: PyTree
-    ) -> PyTree:
+    def __call__(self, graph: AnyStructure, x: ArrayByType = None, **named: PyTree) -> PyTree:
         """See `Predictor`; ``edge_weight`` must be given after a training with weights of edges."""
         if getattr(self.config, "edge_weight", False) and "edge_weight" not in named:
             raise ValueError("edge_weight must be given, as the model was trained with weights")

@@ -36,16 +36,16 @@ from jax_gnn import cli  # imported once: each run is a fork of this process
 
 KINDS = "ctrl-c", "kill", "disk"
 TASKS = {
-    "nodes": "gcn --data nodes.npz --splits 2 --epochs 40 --no-baseline --schedule cosine"
+    "nodes": "gcn --data nodes.npz --splits 2 --epochs 100 --no-baseline --schedule cosine"
     " --class-weight balanced",
-    "relations": "rgcn --data relations.npz --splits 2 --epochs 40 --no-baseline"
-    " --early-stopping 9",
+    "relations": "rgcn --data relations.npz --splits 2 --epochs 100 --no-baseline"
+    " --early-stopping 40",
     "graphs": "gin --task graph --data graphs.txt --splits 2 --epochs 8 --steps 4 --layers 2"
     " --hidden-features 8",
     "links": "rgcn --task link --data relations.npz --epochs 30 --batch-size 64"
     " --embedding-features 8 --hidden-features 8 --blocks 2 --evaluate-every 5 --warmup 4",
 }
-PARAMETERS = "parameters.npz"
+PARAMETERS, PAUSE = "parameters.npz", 0.4
 IGNORED = "seconds", "speedup"  # parts of the names of results that are times
 
 
@@ -72,18 +72,24 @@ def save(path: Path, trained: Any) -> None:
     np.savez(PARAMETERS, **resume.leaves(state, "parameters"))
 
 
-def start(words: list[str], log: Path) -> int:
-    """Run the command in a fork, whose states are written often, and return its process id."""
+def start(words: list[str], log: Path, pause: float = 0.0) -> int:
+    """Run the command in a fork, which writes its state after each epoch, and return its id."""
     process = os.fork()
     if process:
         return process
-    code = 1
+    code, keep = 1, resume.StateFile.keep
+
+    def keep_and_wait(self: resume.StateFile, arrays: Any) -> None:
+        keep(self, arrays)
+        time.sleep(pause)  # without pauses, most of the time would be that of compilation
+
     try:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
-            resume.EVERY = 0.05
+            resume.EVERY = 0.0
+            resume.StateFile.keep = keep_and_wait  # type: ignore[method-assign]
             report.save_checkpoint = save  # type: ignore[assignment]
             code = cli.main(words)
     except BaseException:
@@ -94,14 +100,14 @@ def start(words: list[str], log: Path) -> int:
         os._exit(code)
 
 
-def finish(words: list[str], log: Path) -> int:
+def finish(words: list[str], log: Path, pause: float = 0.0) -> int:
     """Run the command to its end, and return its exit code."""
-    return os.waitstatus_to_exitcode(os.waitpid(start(words, log), 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(start(words, log, pause), 0)[1])
 
 
 def interrupt(words: list[str], log: Path, kind: str, moment: float) -> int:
     """Run the command, and interrupt it after some seconds."""
-    process = start(words, log)
+    process = start(words, log, PAUSE)
     time.sleep(moment)
     try:
         if kind == "disk":
@@ -132,7 +138,7 @@ def run_task(task: str, moments: int) -> int:
     log, folder, failures = Path(f"{task}.log"), Path(task), 0
     finish(words, log)  # fills the cache of compiled programs
     begin = time.monotonic()
-    if finish(words, log):
+    if finish(words, log, PAUSE):
         raise AssertionError(f"{task}: {log.read_text()}")
     seconds = time.monotonic() - begin
     shutil.copytree(folder, "whole", dirs_exist_ok=True)
