@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shlex
+import signal
 from pathlib import Path
 
 import jax
@@ -455,3 +456,23 @@ def test_a_disk_that_fills_up_where_results_are_written(model, tmp_path, capsys,
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoint", "learning_curves.png", "results.json"
     ]  # fmt: skip
+
+
+def test_an_interruption_that_python_drops(tmp_path, capsys, monkeypatch):
+    # In a callback of the garbage collector, as JAX has one, it raises nothing.
+    advance = Runner.advance
+    monkeypatch.setattr(signal, "getsignal", lambda number: kept[-1])
+    kept = [signal.default_int_handler]
+    monkeypatch.setattr(signal, "signal", lambda number, handler: kept.append(handler))
+
+    def drops(self, *arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            kept[-1](signal.SIGINT, None)
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Runner, "advance", drops)
+    data = save(tmp_path / "data.npz", make_graph_dataset())
+    words = ["train", "sage", "--data", data, "--splits", "1", "--output", str(tmp_path / "run")]
+    assert cli.main(words) == 130
+    assert "interrupted; to go on: " in capsys.readouterr().err
+    assert kept[-1] is signal.default_int_handler and (tmp_path / "run" / "state.npz").exists()

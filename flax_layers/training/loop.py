@@ -154,9 +154,9 @@ def train(
                     stopped = runners[0].has_stopped(config.early_stopping)
                     last = (epoch + len(call_keys) if stopped else config.epochs) - 1
                     for i in range(len(call_keys)):
-                        loss, train, valid = (float(curve[i]) for curve in metrics[:3])
+                        loss, seen, valid = (float(curve[i]) for curve in metrics[:3])
                         is_last = epoch + i == last
-                        on_epoch(EpochReport(number, epoch + i, loss, train, valid, rate, is_last))
+                        on_epoch(EpochReport(number, epoch + i, loss, seen, valid, rate, is_last))
             # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:

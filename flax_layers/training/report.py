@@ -6,9 +6,12 @@ import argparse
 import contextlib
 import json
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -128,26 +131,45 @@ def suggest_resume(args: argparse.Namespace) -> Iterator[None]:
 
 
 class _Progress:
-    """A bar on a terminal, single lines elsewhere; on stderr, apart from the result."""
+    """A bar on a terminal, single lines elsewhere; on stderr, apart from the result.
+
+    Python drops a Ctrl-C that arrives in a callback of the garbage collector, as JAX has one that
+    runs often while programs are compiled. It is remembered, and raised after the epoch.
+    """
 
     def __init__(self, num_splits: int, epochs: int) -> None:
         self._num_splits, self._epochs = num_splits, epochs
         self._bar: Any = None
         self._best = 0.0
+        self._handler = signal.getsignal(signal.SIGINT)
+        self._interrupted = False
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        assert callable(self._handler)
+        self._handler(number, frame)
 
     def __enter__(self) -> Self:
+        if callable(self._handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._interrupt)
         if sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(total=self._num_splits * self._epochs, unit="epoch")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, self._handler)
+        if self._interrupted and kind is None:
+            raise KeyboardInterrupt
 
     def _show(self, title: str, text: str, line: str) -> None:
         """Update the bar; without a terminal, print the line, if there is one."""
+        if self._interrupted:
+            raise KeyboardInterrupt
         if self._bar is not None:
             self._bar.set_description(title, refresh=False)
             self._bar.set_postfix_str(text, refresh=False)
