@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 51_450, "flax_layers": 15_650, "tests": 46_350, "cpp": 25_350}
+MAX_LINES = {"jax_gnn": 51_450, "flax_layers": 15_660, "tests": 46_350, "cpp": 25_350}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
