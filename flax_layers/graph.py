@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import InitVar, field
 from typing import Any, Literal, Unpack, get_args
 
@@ -421,10 +422,17 @@ class GCN(GCNOptions, Stack):
             node_scale: Scales, ``(num_nodes,)``, see `GCNConv`. For blocks, scales of the sources
                 of the first one, such as those in the whole graph,
                 ``take(gcn_norm(whole), blocks.node_ids)``; None means that each block's degrees
-                count.
+                count, which are those of its sampled edges: a warning says so.
             **dropout: `deterministic` and `rngs`, see `Stack`.
         """
-        if self.normalization and node_scale is None and not isinstance(graph, Blocks):
+        needs_scale = self.normalization and node_scale is None
+        if needs_scale and isinstance(graph, Blocks):
+            warnings.warn(
+                "GCN scales blocks by the degrees of their sampled edges; for those of the whole "
+                "graph pass node_scale=take(gcn_norm(graph), blocks.node_ids)",
+                stacklevel=2,
+            )
+        elif needs_scale and not isinstance(graph, Blocks):
             node_scale = gcn_norm(graph, edge_weight, add_self_loops=self.add_self_loops)
         return super().__call__(graph, x, edge_weight=edge_weight, node_scale=node_scale, **dropout)
 

@@ -63,7 +63,7 @@ def add_command(
     commands: Commands,
     name: str,
     *,
-    help: str,
+    help: str | None,
     description: str,
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
@@ -72,12 +72,13 @@ def add_command(
     Args:
         commands: Subcommands of the command, or of a group of commands.
         name: Word that selects the subcommand.
-        help: One line, for the list of commands.
+        help: One line, for the list of commands; None leaves the command out of the list.
         description: Text of ``--help``, shown with its line breaks.
         run: Function that does the work and returns the exit code; may raise `UserError`.
     """
+    listed: dict[str, Any] = {} if help is None else {"help": help}
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=help, description=description, formatter_class=_HelpFormatter
+        name, description=description, formatter_class=_HelpFormatter, **listed
     )
     parser.set_defaults(run=run)
     return parser
@@ -241,9 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         line; ``JAX_TRACEBACK_FILTERING=off`` shows where) or 130 (interrupted). Like argparse, the
         function exits by itself after ``--help`` and on unknown arguments.
     """
-    args = _make_parser().parse_args(argv)
-    args.words = sys.argv[1:] if argv is None else [*argv]
     try:
+        args = _make_parser().parse_args(argv)
+        args.words = sys.argv[1:] if argv is None else [*argv]
         return cast(int, args.run(args))
     except KeyboardInterrupt as interrupt:  # a command may say how to resume
         print("; ".join(["jax-gnn: interrupted", *map(str, interrupt.args)]), file=sys.stderr)

@@ -261,6 +261,7 @@ def test_options_arrive(data, tmp_path, capsys):
         "--normalization row --learnable-hyperedge-weights --self-loops all --features noisy-label "
         "--feature-noise 0.5 --feature-normalization row --learning-rate 0.02 --weight-decay 0 "
         "--weight-decay-layers first --dropout 0.3 --input-dropout 0.2 --layers 3 --seed 5 "
+        "--schedule step --halve-every 5 --warmup 2 --early-stopping 9 --class-weight balanced "
         "--split random --implementation xla --no-baseline --output"
     )
     assert cli.main(small(data, *options.split(), str(tmp_path / "out"))) == 0
@@ -268,9 +269,11 @@ def test_options_arrive(data, tmp_path, capsys):
     assert results["config"] == {
         **{"splits": 2, "split": "random", "epochs": 10, "hidden_features": 8, "num_layers": 3},
         **{"learning_rate": 0.02, "weight_decay": 0.0, "weight_decay_layers": "first", "seed": 5},
-        **{"dropout_rate": 0.3, "input_dropout_rate": 0.2, "normalization": "row"},
+        **{"schedule": "step", "halve_every": 5, "warmup": 2, "class_weight": "balanced"},
+        **{"dropout_rate": 0.3, "input_dropout_rate": 0.2, "early_stopping": 9},
         **{"learnable_hyperedge_weights": True, "self_loops": "all", "features": "noisy-label"},
-        **{"feature_noise": 0.5, "feature_normalization": "row", "implementation": "xla"},
+        **{"normalization": "row", "feature_normalization": "row", "implementation": "xla"},
+        "feature_noise": 0.5,
     }
     assert results["dataset"]["num_hyperedges"] == 52
     assert results["dataset"]["num_features"] == 100
@@ -614,7 +617,8 @@ def test_any_error_is_one_line(data, tmp_path, monkeypatch, capsys):
         cli.main(arguments)
     monkeypatch.setattr(run_nodes, "train", raising(KeyboardInterrupt))
     assert cli.main(arguments) == 130
-    assert capsys.readouterr().err == "jax-gnn: interrupted\n"
+    line = f"jax-gnn: interrupted; to go on: {shlex.join(['jax-gnn', *arguments])} --resume\n"
+    assert capsys.readouterr().err == line
 
 
 def test_interrupted_process(data, tmp_path):
@@ -663,7 +667,8 @@ def test_full_disk_is_one_line(data, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "out"
     assert cli.main(small(data, "--no-baseline", "--output", str(folder))) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line == f"jax-gnn: error: --output {folder}: No space left on device"
+    line, _, command = line.partition("; to go on: jax-gnn train hgnn ")
+    assert line == f"jax-gnn: error: --output {folder}: No space left on device" and command
 
 
 def test_nearest_format(tmp_path):

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import shlex
+import signal
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from flax_layers.training import (
     SAGEConfig,
     load_checkpoint,
     minibatch,
+    report,
     resume,
     save_checkpoint,
     train,
@@ -316,7 +319,10 @@ def test_what_cannot_be_resumed(tmp_path):
     with pytest.raises(ValueError, match=f"is of a training with other settings: {changes}$"):
         train(dataset, changed, state=file, resume=True)
     renamed = dataclasses.replace(dataset, name="other", x=dataset.x + 1)
-    with pytest.raises(ValueError, match=r"with other data: another name, features, scaling$"):
+    names = rf"name={dataset.name!r} \(now 'other'\)"
+    with pytest.raises(
+        ValueError, match=rf"with other data: {names}, another features, another scal"
+    ):
         train(renamed, config, state=file, resume=True)
     with pytest.raises(ValueError, match=r"has the state of an interrupted training: .*=True"):
         train(dataset, config, state=file)
@@ -415,3 +421,58 @@ def test_a_step_does_not_depend_on_the_capacity(fits, monkeypatch, rng):
     run = train(dataset, config).run
     assert len(capacities) == 1
     np.testing.assert_allclose(run.train_loss, expected.train_loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn --task link"])
+def test_a_disk_that_fills_up_where_results_are_written(model, tmp_path, capsys, monkeypatch):
+    words = ["train", *model.split(), "--data", save(tmp_path / "data.npz", make_graph_dataset())]
+    words += ["--epochs", "3", *["--splits", "1"] * (model == "sage")]
+    words += ["--output", str(folder := tmp_path / "run")]
+    write, complete = report.save_checkpoint, Path.write_text
+
+    def write_text(path, text):
+        if path.name == "results.json":
+            raise OSError(28, "No space left on device")
+        return complete(path, text)
+
+    def full(path, trained):
+        raise OSError(28, "No space left on device")
+
+    # First no checkpoint fits, then no results: the run goes on from its end, to both.
+    for attribute, target in (
+        ((report, "save_checkpoint"), full),
+        ((Path, "write_text"), write_text),
+    ):
+        again = words if target is full else [*words, "--resume"]
+        monkeypatch.setattr(*attribute, target)
+        assert cli.main(again) == 2
+        monkeypatch.setattr(report, "save_checkpoint", write)
+        monkeypatch.setattr(Path, "write_text", complete)
+        line = capsys.readouterr().err.splitlines()[-1]
+        command = shlex.join(["jax-gnn", *words, "--resume"])
+        assert line.endswith(f"run: No space left on device; to go on: {command}")
+        assert (folder / "state.npz").exists()
+    assert cli.main([*words, "--resume"]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint", "learning_curves.png", "results.json"
+    ]  # fmt: skip
+
+
+def test_an_interruption_that_python_drops(tmp_path, capsys, monkeypatch):
+    # In a callback of the garbage collector, as JAX has one, it raises nothing.
+    advance = Runner.advance
+    monkeypatch.setattr(signal, "getsignal", lambda number: kept[-1])
+    kept = [signal.default_int_handler]
+    monkeypatch.setattr(signal, "signal", lambda number, handler: kept.append(handler))
+
+    def drops(self, *arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            kept[-1](signal.SIGINT, None)
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Runner, "advance", drops)
+    data = save(tmp_path / "data.npz", make_graph_dataset())
+    words = ["train", "sage", "--data", data, "--splits", "1", "--output", str(tmp_path / "run")]
+    assert cli.main(words) == 130
+    assert "interrupted; to go on: " in capsys.readouterr().err
+    assert kept[-1] is signal.default_int_handler and (tmp_path / "run" / "state.npz").exists()

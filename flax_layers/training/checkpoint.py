@@ -86,6 +86,11 @@ def save_checkpoint(
     index = trained.index if isinstance(trained, TrainedLinks) else None
     # An earlier checkpoint is replaced at the end, when all files of this one are on the disk.
     work = path.with_name(f"{path.name}.new")
+    if jax.process_index() == 0:  # a process that was killed may have left both
+        if not path.exists() and (work / "replaced").exists():
+            os.replace(work / "replaced", path)
+        shutil.rmtree(work, ignore_errors=True)
+    sync_global_devices(str(work.name))
     try:
         _write(work / CHECKPOINT, predictor.model, description, index)
     except BaseException as error:

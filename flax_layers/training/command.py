@@ -111,10 +111,20 @@ def add_train(commands: Commands) -> None:
         _add_model(models, recipe)
     for link_recipe in LINK_RECIPES.values():
         _add_links(models, link_recipe)
-    # "MODEL-link" is also found as "MODEL", where no recipe of nodes has that name.
-    for name, parser in [*models.choices.items()]:
-        parser.prog = parser.prog.replace(name, command_name(name))
-        models.choices.setdefault(name.partition("-link")[0], parser)
+    # A command is listed by the name of its model, and found by that of its recipe, too.
+    for name in (*RECIPES, *LINK_RECIPES):
+        listed = command_name(name).partition(" ")[0]
+        model = models.choices[name] = models.choices[name if name in models.choices else listed]
+        model.prog = f"{parser.prog} {command_name(name)}"
+
+
+def _help_of(name: str, text: str) -> str | None:
+    """Return the line of a command in the list of models; None if `--task` leads to it."""
+    model, _, task = command_name(name).partition(" --task ")
+    if task:
+        return None if model in RECIPES else text
+    tasks = [task for task in TASKS if f"{name}-{task}" in {*RECIPES, *LINK_RECIPES}]
+    return f"{text}; also --task {' or '.join(tasks)}" if tasks else text
 
 
 def _examples(name: str, lines: Sequence[str]) -> str:
@@ -140,14 +150,15 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
     name, title = recipe.config.model, recipe.config.title
     built_in = recipe.dataset not in BY_PATH
     compares = ", beside the same layers without kernels" if recipe.structure else ""
-    graphs = " For many graphs with a label each: --task graph." * (f"{name}-graph" in RECIPES)
+    tasks = " For many graphs with a label each: --task graph." * (f"{name}-graph" in RECIPES)
+    tasks += " For edges: --task link." * (f"{name}-link" in LINK_RECIPES)
     parser = add_command(
         models,
         name,
-        help=f"a {title} for {recipe.dataset.example} classification or regression",
+        help=_help_of(name, f"a {title} for {recipe.dataset.example} classification or regression"),
         description=f"Trains a {title}\nand reports the test accuracy at each split's best "
         f"validation epoch, or errors where labels are\nnumbers{compares}. Writes a checkpoint of "
-        f"the\nbest model, a plot of the curves and results.json.{graphs}"
+        f"the\nbest model, a plot of the curves and results.json.{tasks}"
         + _examples(name, [*[""] * built_in, *EXAMPLES.get(name, ())]),
         run=functools.partial(run_train, recipe),
     )
@@ -181,10 +192,11 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     name, title = recipe.config.model, recipe.config.title
     relational = recipe.dataset is RelationalDataset
     metrics = "filtered mean reciprocal rank" if relational else "AUC, average precision"
+    listed = command_name(name).partition(" ")[0]
     parser = add_command(
         models,
-        name,
-        help=f"a {title} for link prediction",
+        name if listed in RECIPES else listed,
+        help=_help_of(name, f"a {title} for link prediction"),
         description=f"Trains a {title}\nto predict edges, and reports {metrics} and hits "
         "of the\ntest edges at the best validation. Writes a checkpoint of that model, a plot and "
         "results.json." + _examples(name, EXAMPLES[name]),

@@ -77,6 +77,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             f"has {labelled} labelled {dataset.example}s; splits need at least "
             f"{minimum}; labels are {place}",
         )
+    if config.class_weight != "none" and (dataset.regresses or labels(dataset).ndim > 1):
+        raise data_error(dataset, "has no single class for each example, which class_weight needs")
     if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
         raise data_error(dataset, "has no edge_weight to weigh edges by")
     for plural in ("classes", "relations"):
@@ -310,6 +312,15 @@ def _published_split(dataset: NodeDataset, config: TrainConfig, seed: int) -> Sp
     # With a share of 0 all training nodes validate, too.
     count = max(1, round(share * train.size)) if share else train.size
     return Split(np.sort(shuffled[count if share else 0 :]), np.sort(shuffled[:count]), test)
+
+
+def class_weights(dataset: NodeDataset, config: TrainConfig, ids: np.ndarray) -> np.ndarray | None:
+    """Return factors of the classes in the loss of training nodes, of which the mean is 1."""
+    if config.class_weight == "none":
+        return None
+    counts = np.bincount(dataset.y[ids], minlength=dataset.num_classes)
+    weights: np.ndarray = len(ids) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return weights.astype(np.float32)
 
 
 def node_mask(dataset: NodeDataset, ids: np.ndarray) -> np.ndarray:

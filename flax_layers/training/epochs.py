@@ -41,12 +41,14 @@ class Data(NamedTuple):
         inputs: Features, and perhaps weights of edges.
         y: Labels, or the seed nodes of steps that sample their graphs.
         masks: Masks of the training, validation and test nodes; one mask for a step's graphs.
+        class_weight: Factor of each class in the loss, or None; of an evaluation's data alone.
     """
 
     graph: Any
     inputs: tuple[Any, ...]
     y: Array
     masks: tuple[Array, ...]
+    class_weight: Array | None = None
 
 
 def evaluation_data(
@@ -131,11 +133,8 @@ def _optimizer(config: TrainConfig, steps: int, sum_size: float) -> optax.Gradie
         decays = jax.tree_util.tree_map_with_path(decay, params)
         return jax.tree.map(jnp.add, updates, decays)
 
-    rate: Any = config.learning_rate
-    if halve_every := getattr(config, "halve_every", 0):
-        rate = optax.exponential_decay(rate, halve_every * steps, 0.5, staircase=True)
     smaller = optax.stateless(lambda updates, _: divided(updates, sum_size))
-    return optax.chain(optax.stateless(add_decay), adam(rate), smaller)
+    return optax.chain(optax.stateless(add_decay), adam(config.rates(steps)), smaller)
 
 
 def _clip_hyperedge_weights(params: PyTree) -> PyTree:
@@ -177,7 +176,10 @@ def _train_epochs(
     def batch_step(state: _State, key: Array, batch: Data) -> tuple[_State, Array]:
         def loss_fn(params: PyTree) -> tuple[Array, PyTree]:
             logits, stats = apply((params, state.stats), batch.graph, batch.inputs, key)
-            return masked_mean(losses(logits, batch.y), batch.masks[0]), stats
+            weight = batch.masks[0]
+            if data.class_weight is not None:
+                weight = jnp.where(weight, data.class_weight[batch.y], 0)
+            return masked_mean(losses(logits, batch.y), weight), stats
 
         (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
@@ -234,9 +236,7 @@ class Runner:
         self._compiled: dict[int, Any] = {}  # by number of epochs
         self.state: _State | None = None
         self._metrics: list[list[Metrics]] = []  # by split and call
-        self._epoch_seconds: list[float] = []
-        self._compile_seconds = 0.0
-        self._custom_calls: tuple[str, ...] = ()
+        self._costs: dict[str, Any] = {"epochs": [], "compilation": 0.0, "custom_calls": []}
 
     def start(self, params: PyTree, stats: PyTree) -> None:
         """Begin a split."""
@@ -244,9 +244,14 @@ class Runner:
         self.state = _State(params, stats, moments, (params, stats), lowest)
         self._metrics.append([])
 
-    def restore(self, state: _State, curves: Sequence[np.ndarray]) -> None:
-        """Continue from a state, and from the `curves` of all splits up to this one."""
+    def restore(self, state: _State, curves: Sequence[np.ndarray], costs: dict[str, Any]) -> None:
+        """Continue from a state, from the `curves` of all splits up to this one, and `costs`."""
         self.state, self._metrics = state, [[Metrics(*rows)] for rows in curves]
+        self._costs = costs
+
+    def costs(self) -> dict[str, Any]:
+        """Return seconds per epoch of each call, seconds of compilation, names of custom calls."""
+        return self._costs | {"epochs": [*self._costs["epochs"]]}
 
     def curves(self) -> list[np.ndarray]:
         """Return the metrics of each split so far, ``(4, epochs)``."""
@@ -265,20 +270,27 @@ class Runner:
             with implementation_context(self._implementation):
                 train = jax.jit(self._train, out_shardings=sharding)
                 self._compiled[len(keys)] = train.lower(*arguments).compile()
-            self._compile_seconds += time.perf_counter() - start
-            self._custom_calls = _custom_calls(self._compiled[len(keys)].as_text())
+            self._costs["compilation"] += time.perf_counter() - start
+            self._costs["custom_calls"] = _custom_calls(self._compiled[len(keys)].as_text())
         # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
         self.state, metrics = block_until_ready(self._compiled[len(keys)](*arguments))
-        self._epoch_seconds.append((time.perf_counter() - start) / len(keys))
+        self._costs["epochs"].append((time.perf_counter() - start) / len(keys))
         metrics = Metrics(*map(np.asarray, metrics))
         self._metrics[-1].append(metrics)
         return metrics
 
+    def has_stopped(self, patience: int) -> bool:
+        """Return whether so many epochs of the split had no better validation; never for 0."""
+        if not (patience and self._metrics[-1]):
+            return False
+        valid = self.curves()[-1][2]
+        return len(valid) - 1 - int(np.where(np.isnan(valid), -np.inf, valid).argmax()) >= patience
+
     @property
     def last_epoch_seconds(self) -> float:
         """Seconds per epoch of the last call."""
-        return self._epoch_seconds[-1]
+        return float(self._costs["epochs"][-1])
 
     def best(self) -> tuple[float, PyTree]:
         """Return validation accuracy and variables of the current split's best epoch.
@@ -291,12 +303,18 @@ class Runner:
 
     def result(self, over: Literal["splits", "seeds", "folds"]) -> Run:
         """Return the records of all splits."""
-        curves = dict(zip(Metrics._fields, np.stack(self.curves(), axis=1), strict=True))
+        by_split = self.curves()
+        longest = max(curves.shape[1] for curves in by_split)
+        padded = (
+            np.pad(curves, ((0, 0), (0, longest - curves.shape[1])), constant_values=np.nan)
+            for curves in by_split
+        )
+        curves = dict(zip(Metrics._fields, np.stack([*padded], axis=1), strict=True))
         return Run(
             **curves,
-            epoch_seconds=np.array(self._epoch_seconds),
-            compile_seconds=self._compile_seconds,
-            custom_calls=self._custom_calls,
+            epoch_seconds=np.array(self._costs["epochs"]),
+            compile_seconds=self._costs["compilation"],
+            custom_calls=tuple(self._costs["custom_calls"]),
             over=over,
         )
 

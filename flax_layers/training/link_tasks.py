@@ -265,6 +265,12 @@ class FactTask:
         weight = model.encoder.convolutions[0].factors(self.graph)
         return jax.device_put((self.graph, self._queries, weight))
 
+    @property
+    def steps(self) -> int:
+        """Number of steps of an epoch, after `data`."""
+        settings: Any = self.config
+        return -(-len(self._queries.subjects) // int(settings.batch_size))
+
     def batches(self, rng: np.random.Generator) -> _Batches:
         """Return the batches of an epoch, one for each step."""
         settings: Any = self.config
@@ -317,6 +323,7 @@ class EdgeTask:
     """
 
     best_by: ClassVar[str] = "auc"
+    steps: ClassVar[int] = 1
 
     def __init__(self, dataset: GraphDataset, config: LinkConfig) -> None:
         self.dataset = dataset

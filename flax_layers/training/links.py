@@ -12,7 +12,7 @@ import json
 import operator
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -427,6 +427,7 @@ def train_links(
     on_epoch: Callable[[LinkReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    keep_state: bool = False,
 ) -> LinkResult:
     """Train a model to predict edges, and test the model of the best validation.
 
@@ -447,6 +448,7 @@ def train_links(
         on_epoch: Called after each epoch.
         state: File for the state of the training, as of `train`.
         resume: Whether to continue from that file, as of `train`; times are those of all epochs.
+        keep_state: Whether the file stays at the end, as of `train`.
 
     Returns:
         Losses, metrics, times and the best model.
@@ -463,7 +465,8 @@ def train_links(
     model = make_link_model(config, **task.sizes)
     graphdef, *states = nnx.split(model, nnx.Param, ...)
     params, constants = states
-    optimizer = adam(config.learning_rate)
+    data = task.data(model)  # on the device once
+    optimizer = adam(config.rates(task.steps))
 
     @jax.jit
     def run_epoch(
@@ -482,7 +485,6 @@ def train_links(
 
         return jax.lax.scan(step, state, (batches, keys))
 
-    data = task.data(model)  # on the device once
     # Parameters and moments of the latest step, and the parameters of the best validation.
     learned = params, optimizer.init(params), params
     rng = np.random.default_rng(config.seed)
@@ -499,6 +501,8 @@ def train_links(
         learned = fill(learned, progress.arrays, "learned")
     with implementation_context(config.implementation), progress:
         for epoch in range(len(records["losses"]), config.epochs):
+            if _has_stopped(records["validations"], task.best_by, config.early_stopping):
+                break
             batches = jax.tree.map(jnp.asarray, task.batches(rng))
             # Epochs whose longest step differs have arrays of another width, hence a program.
             shapes = tuple(array.shape for array in jax.tree.leaves(batches))
@@ -544,7 +548,7 @@ def train_links(
         index=index,
     )
     epochs, validations = zip(*records["validations"], strict=True)
-    return LinkResult(
+    result = LinkResult(
         trained,
         np.array(records["losses"]),
         epochs,
@@ -555,3 +559,14 @@ def train_links(
         min(records["evaluations"]),
         task.best_by,
     )
+    if not keep_state:
+        progress.remove()
+    return result
+
+
+def _has_stopped(validations: Sequence[Any], best_by: str, patience: int) -> bool:
+    """Return whether validations were no better for so many epochs; never for 0."""
+    if not (patience and validations):
+        return False
+    best = int(np.argmax([metrics[best_by] for _, metrics in validations]))
+    return bool(validations[-1][0] - validations[best][0] >= patience)

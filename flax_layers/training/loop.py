@@ -17,6 +17,7 @@ from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.data import (
     Numbering,
     check_dataset,
+    class_weights,
     fingerprint,
     num_outputs,
     settled,
@@ -24,7 +25,7 @@ from flax_layers.training.data import (
     sum_size,
     target_scaled,
 )
-from flax_layers.training.devices import check_devices
+from flax_layers.training.devices import check_devices, replicated
 from flax_layers.training.direction import settled_direction, warn
 from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import feed_of
@@ -46,6 +47,7 @@ def train(
     on_epoch: Callable[[EpochReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    keep_state: bool = False,
 ) -> TrainResult:
     """Train one model per split and report test accuracy at the best validation epoch.
 
@@ -68,7 +70,10 @@ def train(
         state: File for the state of the training, written every few seconds and where an exception
             ends the training; removed at the end. None writes no file.
         resume: Whether to continue from that file, if it exists: to the bits of a training that was
-            not interrupted. Times are those since then. Else the file must not exist.
+            not interrupted. Times are those of all epochs. Else the file must not exist. A
+            baseline that the state lacks is left out.
+        keep_state: Whether the file stays at the end, for a caller that removes it when the results
+            are written: where that fails, `resume` leads to them again.
 
     Returns:
         Learning curves, times and the best model.
@@ -112,12 +117,18 @@ def train(
     path = None if state is None else Path(state)
     progress = SplitsState(path, config, fingerprint(dataset), resume=resume)
     best, errors = Best(), progress.errors()
+    if progress.arrays:
+        runners = [runner for i, runner in enumerate(runners) if f"{i}/curves/0" in progress.arrays]
     with progress:
         for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
             if number < progress.split:
                 continue
             split_config = target_scaled(dataset, config, split.train)
+            weights = class_weights(dataset, config, split.train)
             data = feed.start(split_config, split, seed)
+            if weights is not None:
+                weight = jax.device_put(weights, replicated(data.graph))
+                data = data._replace(class_weight=weight)
             model = make(seed)
             variables = divided(nnx.state(model, nnx.Param), size), nnx.state(model, nnx.BatchStat)
             for runner in runners:
@@ -131,6 +142,8 @@ def train(
                 call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
                 if epoch < first_epoch:
                     continue
+                if runners[0].has_stopped(config.early_stopping):
+                    break
                 # The runners alternate, so that a change in the machine's speed meets both.
                 metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
                 progress.keep_splits(number, epoch + len(call_keys), runners, best, errors)
@@ -138,10 +151,12 @@ def train(
                 if feed.sample is not None:
                     rate = len(split.train) / runners[0].last_epoch_seconds
                 if on_epoch is not None:
+                    stopped = runners[0].has_stopped(config.early_stopping)
+                    last = (epoch + len(call_keys) if stopped else config.epochs) - 1
                     for i in range(len(call_keys)):
-                        figures = [float(curve[i]) for curve in metrics[:3]]
-                        report = EpochReport(number, epoch + i, *figures)
-                        on_epoch(report._replace(seeds_per_second=rate))
+                        loss, seen, valid = (float(curve[i]) for curve in metrics[:3])
+                        is_last = epoch + i == last
+                        on_epoch(EpochReport(number, epoch + i, loss, seen, valid, rate, is_last))
             # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:
@@ -171,7 +186,7 @@ def train(
         numbering=numbering if config.features == "native" else numbering._replace(features=None),
     )
     scores = {name: np.array([row[name] for row in errors]) for name in (errors or [{}])[0]}
-    return TrainResult(
+    result = TrainResult(
         trained=trained,
         graph=data.graph,
         x=x,
@@ -180,3 +195,6 @@ def train(
         baseline=runs[1] if len(runs) > 1 else None,
         errors=scores or None,
     )
+    if not keep_state:
+        progress.remove()
+    return result

@@ -18,6 +18,7 @@ from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.epochs import Data, evaluation_data
 from flax_layers.training.trained import model_inputs, stack_of
 from flax_layers.training.types import Model, PyTree
+from jax_gnn import Graph
 from jax_gnn.datasets import NodeDataset, Split
 from jax_gnn.extend import take
 from jax_gnn.sampling import Blocks, block_capacity, node_chunks, sample_neighbors
@@ -61,6 +62,10 @@ class SampledNodes:
                 f"batch_size is for nodes with features, which {config.model} has only with "
                 f"features='native', 'noisy-label' or 'random', got features={config.features!r}"
             )
+        # All edges of a node are as many as any node has.
+        edges: Graph = getattr(self.graph, "nodes", self.graph)  # of all relations
+        most = int(np.diff(np.asarray(edges.indptr)).max(initial=1))
+        self._fanouts = tuple(most if n < 0 else n for n in config.layer_fanouts)
         # Options of the model that have a value for each edge, or for each node.
         edge_options = {"edge_weight": weights[0]} if weights else {}
         node_options: dict[str, Any] = {}
@@ -78,14 +83,18 @@ class SampledNodes:
     def _estimate_capacity(self, split: Split) -> tuple[int, ...] | None:
         """Return the capacity of a few batches' blocks; None if it is near the largest possible."""
         batches = seeds_of_epoch(split.train, self._batch_size, self._config.seed, 0)[:_BATCHES]
-        fanouts, key = self._config.layer_fanouts, jax.random.key(self._config.seed)
-        draw = functools.partial(sample_neighbors, self.graph, batches[0], fanouts, key)
+        fanouts, key = self._fanouts, jax.random.key(self._config.seed)
+        draw = functools.partial(self._draw, self.graph, batches[0], key)
         # Shapes for the worst case, in which no neighbourhoods overlap, need no sampling.
         largest = jax.eval_shape(draw).graphs[0].num_src
-        if largest < _SMALL:
+        if largest < _SMALL or self._config.disjoint:
             return None
         capacity = block_capacity(self.graph, batches, fanouts, key)
         return capacity if 5 * capacity[-1] < 4 * largest else None
+
+    def _draw(self, graph: Any, seeds: Any, key: Array, **options: Any) -> Blocks:
+        disjoint = self._config.disjoint
+        return sample_neighbors(graph, seeds, self._fanouts, key, disjoint=disjoint, **options)
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
@@ -120,8 +129,7 @@ class SampledNodes:
         The capacity of blocks is that of `jax_gnn.sampling.sample_neighbors`.
         """
         graph, (x, edge_options, node_options) = data.graph, data.inputs
-        fanouts = self._config.layer_fanouts
-        blocks = sample_neighbors(graph, seeds, fanouts, key, capacity=capacity)
+        blocks = self._draw(graph, seeds, key, capacity=capacity)
         ids = blocks.node_ids
         edges = {
             name: tuple(block.edge_values(values) for block in blocks.graphs)

@@ -52,7 +52,7 @@ def plot_learning_curves(
     settled = len(epochs) // 25
     lowest = float(unit)
     for axes, values, label, colour in curves:
-        mean, std = values.mean(axis=0), values.std(axis=0)
+        mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)  # NaN: stopped early
         _plot(axes, epochs, mean, label, colour)
         low, high = mean - std, mean + std
         if axes is accuracy_axes:
@@ -129,7 +129,7 @@ def _figure() -> tuple[Figure, Axes, Axes]:
     # A bare Figure draws through Agg and leaves pyplot's global state alone.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9.6, 4.4), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2)
     return figure, left, right
 
@@ -148,7 +148,7 @@ def _horizontal_line(
 def _short(name: str) -> str:
     """Return the name of a baseline for a legend."""
     if " on " in name:
-        return "linear, with neighbours" if "neighbours" in name else "linear"
+        return "linear + neighbours" if "neighbours" in name else "linear"
     return name.partition(" ")[0]
 
 
@@ -162,17 +162,22 @@ def _style(all_axes: tuple[Axes, ...], epochs: np.ndarray) -> None:
     for axes in all_axes:
         axes.set(xlabel="epoch", xlim=(epochs[0], epochs[-1]) if len(epochs) > 1 else None)
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+        axes.ticklabel_format(axis="y", useOffset=False)  # an offset is printed over the legend
         axes.grid(color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        # The legend is over the axes, where it cannot cover a curve.
-        axes.legend(
+        # The legend is over the axes, where it cannot cover a curve. An empty title keeps its room,
+        # as the layout would make the axes narrower than a legend that it knows of.
+        legend = axes.legend(
             frameon=False,
             loc="lower left",
             bbox_to_anchor=(0, 1),
             borderaxespad=0.2,
-            ncols=3,
-            fontsize=8.5,
+            ncols=2,
+            fontsize=7.5,
             handlelength=1,
             columnspacing=1,
         )
+        legend.set_in_layout(False)
+        rows = -(-len(legend.get_texts()) // 2)
+        axes.set_title("\n" * (rows - 1) + " ", fontsize=9.5)

@@ -20,6 +20,7 @@ import numpy as np
 from flax_layers.training.checkpoint import load_checkpoint
 from flax_layers.training.devices import check_devices
 from flax_layers.training.links import TrainedLinks
+from flax_layers.training.models import command_name
 from flax_layers.training.options import add_devices, method_of, require
 from flax_layers.training.predictor import Predictor
 from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_names, percent
@@ -183,7 +184,7 @@ def _run_predict(args: argparse.Namespace) -> int:
         logits = trained.predict(dataset, devices=args.devices, method=method_of(args, dataset))
         source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
         rows = [
-            ["model", trained.config.model, source],
+            ["model", command_name(trained.config.model), source],
             ["data", dataset.name, f"({_origin(trained, dataset)})"],
             *_accuracy_rows(trained, dataset, logits),
         ]
@@ -225,7 +226,7 @@ def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
         metrics = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
         columns = trained.table(dataset) if output else {}
         origin = _origin(trained, dataset)
-    model = ["model", trained.config.model, f"(trained on {trained.data.name})"]
+    model = ["model", command_name(trained.config.model), f"(trained on {trained.data.name})"]
     print(table([model, ["data", dataset.name, f"({origin})"]]))
     rows = [
         ["", *metric_names(metrics["test"])],

@@ -7,7 +7,7 @@ import functools
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.export
@@ -18,7 +18,9 @@ from jax import Array
 from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import ArrayLike
 
+import flax_layers
 import jax_gnn
+from flax_layers._base import EDGE_ARGUMENTS, NODE_ARGUMENTS
 from flax_layers.training.devices import replicated
 from flax_layers.training.types import (
     AnyStructure,
@@ -205,23 +207,62 @@ class Predictor:
 
     model: Any
     preprocessing: Preprocessing | None = dataclasses.field(default=None, kw_only=True)
+    _sizes: dict[str, int] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, graph: AnyStructure, x: ArrayByType = None, **named: PyTree) -> PyTree:
+    def __call__(
+        self,
+        graph: AnyStructure,
+        x: ArrayByType = None,
+        *,
+        pad: bool | None = None,
+        **named: PyTree,
+    ) -> PyTree:
         """Preprocess features and apply the model, in one program.
+
+        A program is compiled for each size of the graph. Graphs are therefore padded to powers of
+        two, which changes results by rounding at most.
 
         Args:
             graph: Structure that the model takes, such as a `Graph`; or a `ShardedGraph`, where all
                 arrays are as that gives them.
             x: Features of the nodes, as they are in the data.
+            pad: Whether to pad a `Graph`, the arrays of its nodes and edges, and to cut results.
+                None pads graphs of other sizes than the first one, outside of ``jax.jit``, for
+                models of `flax_layers`. Results of a model of your own must not depend on nodes
+                without edges, as those of norms over all nodes do.
             **named: Other arrays that the model takes, such as ``edge_weight``.
 
         Returns:
             Results of the model.
+
+        Raises:
+            TypeError: `pad` is set for another structure than a `Graph`, or for arguments whose
+                rows are neither of nodes nor of edges.
         """
+        if pad or (pad is None and self._is_of_new_size(graph, x, named)):
+            padded, x, named = _padded(graph, x, named)
+            results = self(padded, x, pad=False, **named)
+            # On the host, as a program that cuts rows would be compiled for each size, too.
+            count = cast(Graph, graph).num_nodes
+            return jax.tree.map(lambda y: jnp.asarray(np.asarray(y)[:count]), results)
         graphdef, *arrays = self._parts()
         if isinstance(graph, ShardedGraph):
             arrays = jax.device_put(arrays, replicated(graph))
         return _apply(graphdef, *arrays, {"graph": graph, "x": x, **named})
+
+    def _is_of_new_size(
+        self, graph: AnyStructure, x: ArrayByType, named: Mapping[str, PyTree]
+    ) -> bool:
+        """Return whether the arguments can be padded, and the graph is no larger or smaller one."""
+        kind, arrays = type(self.model), jax.tree.leaves((graph, x, named))
+        if type(graph) is not Graph or getattr(flax_layers, kind.__name__, None) is not kind:
+            return False
+        is_traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+        if is_traced or not isinstance(x, jax.Array | np.ndarray) or named.keys() - _ROWS.keys():
+            return False
+        sizes = {name: getattr(graph, name) for name in ("num_nodes", "num_edges")}
+        self._sizes.update({} if self._sizes else sizes)
+        return sizes != self._sizes
 
     def _parts(self) -> tuple[Any, Any, Preprocessing]:
         return *nnx.split(self.model), self.preprocessing or Preprocessing()
@@ -285,6 +326,30 @@ class Predictor:
         contents: dict[str, Any] = {"program": np.frombuffer(exported.serialize(), np.uint8)}
         with open(path, "wb") as file:
             np.savez(file, **contents | parameters)
+
+
+# Arguments with a row for each node, or each edge, of a graph.
+_ROWS = dict.fromkeys(NODE_ARGUMENTS, "num_nodes") | dict.fromkeys(EDGE_ARGUMENTS, "num_edges")
+
+
+def _padded(
+    graph: AnyStructure, x: ArrayByType, named: Mapping[str, PyTree]
+) -> tuple[Graph, Any, dict[str, Any]]:
+    """Pad a graph to powers of two, and arrays with a row for each node or edge by zeros."""
+    if type(graph) is not Graph or isinstance(x, Mapping) or (unknown := named.keys() - _ROWS):
+        what = type(graph).__name__ if type(graph) is not Graph else ", ".join(unknown) or "x"
+        raise TypeError(f"pad must be of a jax_gnn.Graph and arrays of its rows, got {what}")
+    sizes = {name: getattr(graph, name) for name in ("num_nodes", "num_edges")}
+    padded = graph.pad(**{name: 1 << (size - 1).bit_length() for name, size in sizes.items()})
+
+    def pad_rows(rows: Any, name: str) -> Any:
+        if rows is None:
+            return None
+        added = getattr(padded, name) - sizes[name]
+        return np.pad(np.asarray(rows), [(0, added), *[(0, 0)] * (np.ndim(rows) - 1)])
+
+    arguments = {name: pad_rows(rows, _ROWS[name]) for name, rows in named.items()}
+    return padded, pad_rows(x, "num_nodes"), arguments
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Array]:

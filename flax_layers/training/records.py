@@ -24,7 +24,7 @@ class EpochReport(NamedTuple):
     """Argument of `on_epoch`: indices from 0, and the figures of the library's run.
 
     For batches of nodes also the number of seed nodes that an epoch trained on in a second,
-    evaluation included.
+    evaluation included; and whether the split ends with the epoch.
     """
 
     split: int
@@ -33,11 +33,14 @@ class EpochReport(NamedTuple):
     train_accuracy: float
     valid_accuracy: float
     seeds_per_second: float | None = None
+    is_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """Results of one implementation over all splits.
+
+    Rows of splits that stopped early end with NaN.
 
     Attributes:
         train_loss: Mean cross-entropy of the training nodes under dropout, ``(splits, epochs)``.
@@ -67,7 +70,7 @@ class Run:
 
         Folds of a cross-validation share the epoch of the highest mean over the folds.
         """
-        valid = self.valid_accuracy
+        valid = np.where(np.isnan(self.valid_accuracy), -np.inf, self.valid_accuracy)
         if self.over == "folds":
             valid = np.broadcast_to(valid.mean(axis=0), valid.shape)
         best: np.ndarray = valid.argmax(axis=1)

@@ -6,9 +6,12 @@ import argparse
 import contextlib
 import json
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -64,7 +67,8 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
             f"{path} has the state of an interrupted run: --resume goes on with it, --overwrite "
             "starts anew, --output DIR writes elsewhere"
         )
-    if has_results and not args.overwrite:
+    # A run that was interrupted while it wrote its results has both.
+    if has_results and not args.overwrite and not state.exists():
         raise UserError(
             f"{path} has the results of a run: --overwrite replaces them, --output DIR writes "
             "elsewhere"
@@ -97,6 +101,7 @@ def write_run(
     with blame_output(folder):
         draw(folder / PLOT)
         (folder / RESULTS).write_text(json.dumps(document, indent=2) + "\n")
+        (folder / STATE).unlink(missing_ok=True)  # from now on nothing depends on it
     return is_same
 
 
@@ -113,38 +118,58 @@ def print_files(folder: Path, is_same: bool, note: str = "") -> int:
 
 
 @contextlib.contextmanager
-def suggest_resume(args: argparse.Namespace, state: Path) -> Iterator[None]:
-    """Add to an interruption the command that continues, if there is a state to continue from."""
+def suggest_resume(args: argparse.Namespace) -> Iterator[None]:
+    """Add to an interruption, or to an error about files, the command that continues."""
     try:
         yield
-    except KeyboardInterrupt:
-        if not state.exists():
-            raise
+    except (KeyboardInterrupt, UserError) as error:
         words = args.words if args.resume else [*args.words, "--resume"]
-        raise KeyboardInterrupt(f"to go on: {shlex.join(['jax-gnn', *words])}") from None
+        line = f"to go on: {shlex.join(['jax-gnn', *words])}"
+        if isinstance(error, UserError):
+            raise UserError(f"{error}; {line}") from error
+        raise KeyboardInterrupt(line) from None
 
 
 class _Progress:
-    """A bar on a terminal, single lines elsewhere; on stderr, apart from the result."""
+    """A bar on a terminal, single lines elsewhere; on stderr, apart from the result.
+
+    Python drops a Ctrl-C that arrives in a callback of the garbage collector, as JAX has one that
+    runs often while programs are compiled. It is remembered, and raised after the epoch.
+    """
 
     def __init__(self, num_splits: int, epochs: int) -> None:
         self._num_splits, self._epochs = num_splits, epochs
         self._bar: Any = None
         self._best = 0.0
+        self._handler = signal.getsignal(signal.SIGINT)
+        self._interrupted = False
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        assert callable(self._handler)
+        self._handler(number, frame)
 
     def __enter__(self) -> Self:
+        if callable(self._handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._interrupt)
         if sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(total=self._num_splits * self._epochs, unit="epoch")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, self._handler)
+        if self._interrupted and kind is None:
+            raise KeyboardInterrupt
 
     def _show(self, title: str, text: str, line: str) -> None:
         """Update the bar; without a terminal, print the line, if there is one."""
+        if self._interrupted:
+            raise KeyboardInterrupt
         if self._bar is not None:
             self._bar.set_description(title, refresh=False)
             self._bar.set_postfix_str(text, refresh=False)
@@ -171,8 +196,7 @@ class Progress(_Progress):
         text = f"best validation {self._measure} {best}"
         if report.seeds_per_second is not None:
             text += f", {report.seeds_per_second:,.0f} seeds/s"
-        is_end = report.epoch + 1 == self._epochs
-        self._show(title, text, f"{title}: {text}" if is_end else "")
+        self._show(title, text, f"{title}: {text}" if report.is_last else "")
 
 
 class LinkProgress(_Progress):

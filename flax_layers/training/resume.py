@@ -34,9 +34,8 @@ class Best(NamedTuple):
 class StateFile:
     """Arrays from which a training continues, in a file that is written every few seconds.
 
-    Order and samples of batches follow from seed and epoch, so they are no part of it. Inside a
-    ``with`` block that ends by an exception, as an interruption is one, the latest state is
-    written; at any other end the file is removed.
+    Order and samples of batches follow from seed and epoch, so they are no part of it. At the end
+    of a ``with`` block, also by an interruption, the latest state is written; `remove` removes it.
 
     Args:
         path: The file; None writes no file.
@@ -115,11 +114,12 @@ class StateFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A finished training needs no state.
-        if kind is not None:
-            self._write()
-        elif self._path is not None:
+    def __exit__(self, *_: object) -> None:
+        self._write()
+
+    def remove(self) -> None:
+        """Remove the file of a training whose results are kept elsewhere."""
+        if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
@@ -150,7 +150,8 @@ class SplitsState(StateFile):
         # Curves are of all splits, states of the current one.
         for i, runner in enumerate(runners):
             curves = [self.arrays[f"{i}/curves/{split}"] for split in range(self.split + 1)]
-            runner.restore(fill(runner.state, self.arrays, f"{i}/state"), curves)
+            costs = json.loads(str(self.arrays[f"{i}/costs"]))
+            runner.restore(fill(runner.state, self.arrays, f"{i}/state"), curves, costs)
         number = int(self.arrays["best"])
         if number < 0:
             return Best()
@@ -181,6 +182,7 @@ class SplitsState(StateFile):
         for i, runner in enumerate(runners):
             arrays |= leaves(runner.state, f"{i}/state")
             arrays |= {f"{i}/curves/{n}": curves for n, curves in enumerate(runner.curves())}
+            arrays[f"{i}/costs"] = runner.costs()
         self.keep(arrays)
 
 
@@ -189,9 +191,14 @@ def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
     old, new = saved["settings"], current["settings"]
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     changes = ", ".join(f"{name}={old.get(name)!r} (now {new.get(name)!r})" for name in names)
-    parts = [name for name, value in saved["data"].items() if value != current["data"].get(name)]
+    data = [name for name, value in saved["data"].items() if value != current["data"].get(name)]
+    parts = []
+    for name in data:  # sums and statistics are too long to show
+        values = saved["data"][name], current["data"].get(name)
+        is_short = name in ("name", "num_nodes")
+        parts.append(f"{name}={values[0]!r} (now {values[1]!r})" if is_short else f"another {name}")
     differences = [f"other settings: {changes}"] if names else []
-    return "; ".join(differences + ([f"other data: another {', '.join(parts)}"] if parts else []))
+    return "; ".join(differences + ([f"other data: {', '.join(parts)}"] if parts else []))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from flax_layers.training.direction import settled_direction
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
 from flax_layers.training.links import LinkResult, train_links
+from flax_layers.training.models import command_name
 from flax_layers.training.plot import plot_link_curves
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
@@ -80,18 +81,26 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     options.print_data_notes(dataset, config, task.config)
     folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
     bar = report.LinkProgress(config, task.best_by)
-    with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
-        result = train_links(dataset, config, on_epoch=progress, state=state, resume=args.resume)
-    baselines = link_baselines(task) if isinstance(task, EdgeTask) else {}
-    seconds = float(np.median(result.step_seconds))
-    title = f"{config.model} on {dataset.name}"
-    is_same = report.write_run(
-        folder,
-        result.trained,
-        lambda model: model.table(dataset).values(),
-        _results(dataset, task, result, baselines, seconds),
-        lambda plot: plot_link_curves(result, plot, title=title, baselines=baselines),
-    )
+    with report.suggest_resume(args), report.blame_output(folder):
+        with bar as progress:
+            result = train_links(
+                dataset,
+                config,
+                on_epoch=progress,
+                state=state,
+                resume=args.resume,
+                keep_state=True,
+            )
+        baselines = link_baselines(task) if isinstance(task, EdgeTask) else {}
+        seconds = float(np.median(result.step_seconds))
+        title = f"{command_name(config.model)} on {dataset.name}"
+        is_same = report.write_run(
+            folder,
+            result.trained,
+            lambda model: model.table(dataset).values(),
+            _results(dataset, task, result, baselines, seconds),
+            lambda plot: plot_link_curves(result, plot, title=title, baselines=baselines),
+        )
     best = f"(epoch {result.epochs[result.best]})"
     rows = [
         ["", *report.metric_names(result.test), ""],

@@ -17,7 +17,7 @@ from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.devices import check_devices
 from flax_layers.training.direction import settled_direction
 from flax_layers.training.loop import train
-from flax_layers.training.models import Recipe
+from flax_layers.training.models import Recipe, command_name
 from flax_layers.training.plot import plot_learning_curves
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
@@ -106,7 +106,9 @@ def _baseline_table(model: str, result: TrainResult, scores: Mapping[str, np.nda
     for name, values in scores.items():
         deviation = factor * float(values.std(ddof=1)) if len(values) > 1 else 0.0
         rows.append([name, mean_and_std(means[name], deviation, len(values), form) + suffix])
-    sentence = verdict(model, factor * _model_score(result), means, unit)
+    sentence = verdict(
+        command_name(model).partition(" ")[0], factor * _model_score(result), means, unit
+    )
     return f"{table(rows)}\n\n  {sentence}\n"
 
 
@@ -168,7 +170,7 @@ def _results(
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
         "baselines": summaries(scores),
-        "best": result.trained.config.model if _model_score(result) > score else name,
+        "best": command_name(result.trained.config.model) if _model_score(result) > score else name,
         "plain_jax": result.baseline and _run_summary(result.baseline),
         "speedup": result.speedup,
         "checkpoint_split": split + 1,
@@ -207,30 +209,31 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     bar = report.Progress(
         folds or config.splits, config.epochs, measure, "fold" if folds else "split"
     )
-    with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
-        result = train(
-            dataset,
-            config,
-            baseline=not getattr(args, "no_baseline", True),
-            devices=num_devices,
-            method=method,
-            on_epoch=progress,
-            state=state,
-            resume=args.resume,
+    with report.suggest_resume(args), report.blame_output(folder):
+        with bar as progress:
+            result = train(
+                dataset,
+                config,
+                baseline=not getattr(args, "no_baseline", True),
+                devices=num_devices,
+                method=method,
+                on_epoch=progress,
+                state=state,
+                resume=args.resume,
+                keep_state=True,
+            )
+        scores = baseline_scores(dataset, result.trained.config)
+        _print_notes(dataset, config, result.trained.config)
+        summary = _dataset_summary(dataset, result)
+        assert result.trained.seed is not None
+        split = result.trained.seed - config.seed
+        title = f"{recipe.model.__name__} on {dataset.name}"
+        is_same = report.write_run(
+            folder,
+            result.trained,
+            lambda model: [np.asarray(model.predict(dataset, devices=num_devices, method=method))],
+            _results(summary, result, scores, measure, split, num_devices),
+            lambda plot: plot_learning_curves(result, plot, title=title, baselines=scores),
         )
-    scores = baseline_scores(dataset, result.trained.config)
-    _print_notes(dataset, config, result.trained.config)
-
-    summary = _dataset_summary(dataset, result)
-    assert result.trained.seed is not None
-    split = result.trained.seed - config.seed
-    title = f"{recipe.model.__name__} on {dataset.name}"
-    is_same = report.write_run(
-        folder,
-        result.trained,
-        lambda model: [np.asarray(model.predict(dataset, devices=num_devices, method=method))],
-        _results(summary, result, scores, measure, split, num_devices),
-        lambda plot: plot_learning_curves(result, plot, title=title, baselines=scores),
-    )
     _print_result(summary, result, scores)
     return report.print_files(folder, is_same, f"{_score(result, split)}; ")

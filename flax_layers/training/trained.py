@@ -120,9 +120,10 @@ def node_types_of(model: Model | nnx.Module) -> tuple[str, ...] | None:
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
-    """Return the mean of the values that the mask selects; 0 where it selects none."""
+    """Return the mean of values by a mask, or by weights; 0 where all of these are 0."""
     mask = mask.astype(values.dtype)
-    return jnp.vdot(values, mask) / jnp.maximum(mask.sum(), 1)
+    total = mask.sum()
+    return jnp.vdot(values, mask) / jnp.where(total == 0, 1, total)
 
 
 def _square_sums(values: Array, mask: Array) -> Array:

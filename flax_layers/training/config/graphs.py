@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from flax_layers.graph import Aggregation
 from flax_layers.readout import Readout
@@ -127,8 +127,13 @@ class GraphsConfig(TrainConfig):
         "batches per epoch, each of graphs drawn anew; 0: as many as hold all graphs",
         WHOLE,
     )
-    halve_every: int = setting(50, "training", "epochs until the rate halves; 0: never", WHOLE)
+    schedule: Literal["constant", "cosine", "step"] = "step"
     graph_reduce: Readout = setting("mean", "model", "reduction of nodes into their graph")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.folds and self.early_stopping:
+            raise ValueError("early_stopping must be 0 with folds, which share their best epoch")
 
 
 class GINGraphConfig(GraphsConfig):

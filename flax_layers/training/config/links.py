@@ -13,16 +13,17 @@ from flax_layers.training.config.nodes import (
     FeatureNormalization,
     Scaling,
 )
-from flax_layers.training.config.settings import COUNT, PART, POSITIVE, RATE, WHOLE, Config, setting
+from flax_layers.training.config.optimizer import OptimizerConfig
+from flax_layers.training.config.settings import COUNT, PART, RATE, WHOLE, setting
 from jax_gnn.extend import Implementation
 
 
-class LinkConfig(Config):
+class LinkConfig(OptimizerConfig):
     """Settings of every training for link prediction; use the subclass of the model."""
 
     # The optimizer, and the split of the edges.
     epochs: int = setting(200, "training", "passes over the training edges", COUNT)
-    learning_rate: float = setting(0.003, "training", "learning rate of Adam", POSITIVE)
+    learning_rate: float = 0.003
     evaluate_every: int = setting(10, "training", "epochs between two validations", COUNT)
     seed: int = setting(0, "training", "seed of parameters, batches, dropout and splits", WHOLE)
     valid_share: float = setting(

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from flax_layers.training.config.settings import (
-    COUNT,
-    COUNTS,
-    NON_NEGATIVE,
-    POSITIVE,
-    RATE,
-    WHOLE,
-    Config,
-    setting,
-)
+from flax_layers.training.config.optimizer import OptimizerConfig
+from flax_layers.training.config.settings import COUNT, COUNTS, NON_NEGATIVE, RATE, WHOLE, setting
 from jax_gnn.extend import Implementation
 
 FeatureNormalization = Literal["auto", "none", "row", "standardize"]
@@ -35,7 +27,7 @@ DIRECTION_SWITCHES = (
 _FANOUT = 10  # edges drawn in each layer if no fanouts are set
 
 
-class TrainConfig(Config):
+class TrainConfig(OptimizerConfig):
     """Settings of every training of node classifiers; use the subclass of the model.
 
     Raises:
@@ -64,9 +56,11 @@ class TrainConfig(Config):
         "test nodes; or auto: published if there is one",
     )
     epochs: int = setting(200, "training", "full-batch steps per split", COUNT)
-    learning_rate: float = setting(0.01, "training", "learning rate of Adam", POSITIVE)
     weight_decay: float = setting(5e-4, "training", "L2 penalty in the gradient", NON_NEGATIVE)
     weight_decay_layers: Literal["all", "first"] = setting("all", "training", "layers that decay")
+    class_weight: Literal["none", "balanced"] = setting(
+        "none", "training", "balanced: classes count alike in the loss, however large they are"
+    )
     seed: int = setting(0, "training", "split i draws everything from seed + i", WHOLE)
     # Sizes of the model, and its dropout.
     num_layers: int = setting(2, "model", "number of convolutions", COUNT, flag="--layers")
@@ -132,8 +126,11 @@ class SampledConfig(TrainConfig):
         (),
         "training",
         "with --batch-size: number of edges drawn into each node, for each layer, that of the "
-        f"batch first; none: {_FANOUT} in each",
+        f"batch first; all: as many as there are; none: {_FANOUT} in each",
         COUNTS,
+    )
+    disjoint: bool = setting(
+        False, "training", "with --batch-size: neighbourhoods of two nodes share no rows"
     )
 
     def __post_init__(self) -> None:
@@ -144,6 +141,8 @@ class SampledConfig(TrainConfig):
             raise ValueError(
                 f"fanouts need a batch_size, the nodes of a step, got fanouts={self.fanouts} alone"
             )
+        if self.disjoint and not self.batch_size:
+            raise ValueError("disjoint needs a batch_size, the nodes of a step")
         if self.fanouts and len(self.fanouts) != self.num_layers:
             raise ValueError(
                 f"fanouts must be one for each of num_layers = {self.num_layers} layers, got "
@@ -152,5 +151,5 @@ class SampledConfig(TrainConfig):
 
     @property
     def layer_fanouts(self) -> tuple[int, ...]:
-        """Number of edges drawn into each node, for each layer, that of the batch first."""
+        """Number of edges drawn into each node by layer, that of the batch first; -1 for all."""
         return self.fanouts or (_FANOUT,) * self.num_layers

@@ -41,10 +41,11 @@ NON_NEGATIVE = Number(float, "a number from 0", lambda value: 0 <= value < math.
 PART = Number(float, "a number between 0 and 1", lambda value: 0 < value < 1, "SHARE")
 RATE = Number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1, "RATE")
 COUNTS = Number(
-    lambda text: tuple(map(int, text.split(","))),
-    "whole numbers from 1 to 2147483647 with commas between, such as 15,10",
+    lambda text: tuple(-1 if word == "all" else int(word) for word in text.split(",")),
+    "whole numbers from 1 to 2147483647, or 'all' (-1), with commas between, such as 15,10",
     lambda values: (
-        isinstance(values, tuple) and all(type(v) is int and _is_count(v) for v in values)
+        isinstance(values, tuple)
+        and all(type(v) is int and (v == -1 or _is_count(v)) for v in values)
     ),
     "N,N",
 )
