@@ -28,8 +28,9 @@ from jax_gnn._program.lift_cost import (
     sum_times,
 )
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
-from jax_gnn._program.lift_ids import SOFTMAX, End, Flat, Use, flatten
-from jax_gnn._program.lift_level import NEUTRAL, LevelProgram
+from jax_gnn._program.lift_ids import NEUTRAL, SOFTMAX, End, Flat, Use, flatten
+from jax_gnn._program.lift_level import LevelProgram
+from jax_gnn._program.lift_masks import with_masks
 from jax_gnn._program.lift_order import EdgeOrder, abstract_graph, order_edges, order_of_graph
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
 from jax_gnn._program.lift_softmax import with_softmaxes
@@ -122,7 +123,7 @@ class Plan:
     @classmethod
     def of(cls, closed: jex.ClosedJaxpr, name: str) -> Plan:
         """Return the plan that lifts all edges."""
-        written = flatten(closed)
+        written = with_masks(flatten(closed))
         flat = with_softmaxes(written)
         plan = cls(flat, name, {})
         if flat is not written:
