@@ -92,7 +92,7 @@ class Lifted:
         traced = self._trace(call)
         if traced.plan is None:
             return self._function(*args, **kwargs)
-        from jax_gnn._program.lift_run import Context
+        from jax_gnn._program.lift_order import Context
 
         context = Context(self._graph, self._deterministic)
         plan = traced.plan.settled(call.arrays, context)
@@ -120,7 +120,7 @@ class Lifted:
         is_id = [_is_known_integer(x) for x in call.arrays]
         floats = [x for x, known in zip(call.arrays, is_id, strict=True) if not known]
 
-        from jax_gnn._program.lift_run import Context
+        from jax_gnn._program.lift_order import Context
 
         plans = []
 

@@ -85,13 +85,18 @@ class Use:
 
 
 class Flat(NamedTuple):
-    """A jaxpr with its calls inlined, each variable assigned once."""
+    """A jaxpr with its calls inlined, each variable assigned once.
+
+    Attributes:
+        products: The results of scatters that are written as products of one-hot rows.
+    """
 
     invars: list[Any]
     consts: dict[Any, Any]
     eqns: list[Equation]
     outvars: list[Any]
     template: jex.Jaxpr
+    products: frozenset[Any] = frozenset()
 
 
 def has_indexing(jaxpr: jex.Jaxpr) -> bool:
