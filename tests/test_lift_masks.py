@@ -65,7 +65,6 @@ MASKS = {
     "mlip": {},
     "num_nodes": {"ids_of": lambda flags, ids: masked(flags, ids, NODES)},
     "inverse": {"ids_of": lambda flags, ids: jnp.where(~flags, NODES + 1, ids)},
-    "two masks": {"ids_of": lambda flags, ids: masked(flags, masked(ids > 1, ids))},
     "fill": {"mode": "fill"},
 }
 

@@ -6,7 +6,6 @@ such a gather becomes one by ``senders`` with a mask of its rows, and a scatter 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +20,11 @@ from jax_gnn._program.lift_rows import Equation, is_var, needed_equations
 def with_masks(flat: Flat) -> Flat:
     """Return a jaxpr with masks of rows in the place of masked ids; the same one without these."""
     indexing = Indexing(flat)
-    keys = {use.key for use in indexing.uses.values()}
     eqns: list[Equation] = []
     for eqn in flat.eqns:
         use = indexing.uses.get(id(eqn))
-        ids, masks = (None, []) if use is None else _masked_ids(indexing, use)
-        if use is None or not masks or indexing.key(ids, use.end.num_nodes) not in keys:
-            eqns.append(eqn)
-            continue
-        operands = [*eqn.invars[:1], ids, *eqn.invars[2:], *(mask for mask, _ in masks)]
-        eqns += inlined(_masked(use, [keeps for _, keeps in masks]), eqn, operands)
+        select = None if use is None else _mask(indexing, use)
+        eqns += [eqn] if use is None or select is None else _masked(use, *select)
     if len(eqns) == len(flat.eqns):
         return flat
     return flat._replace(eqns=needed_equations(eqns, flat.outvars))
@@ -54,51 +48,42 @@ def inlined(function: Callable[..., Any], eqn: Equation, operands: list[Any]) ->
     ]
 
 
-def _masked_ids(indexing: Indexing, use: Use) -> tuple[Any, list[tuple[Any, bool]]]:
-    """Return ids, and the masks that send some out of range, with what a mask is where it does not.
+def _mask(indexing: Indexing, use: Use) -> tuple[Any, Any, bool] | None:
+    """Return ids, the mask that sends some out of range, and what it is elsewhere; or None.
 
-    There are no masks if ids are others, or if a scatter clips them.
+    It is None for a scatter that clips ids, and where nothing else is by these ids.
     """
-    ids, num_nodes = use.end.root, use.end.num_nodes
-    masks: list[tuple[Any, bool]] = []
-    while (eqn := indexing.producers.get(ids)) is not None and eqn.primitive.name == "select_n":
-        mask, *cases = eqn.invars
-        if len(cases) != 2 or mask.aval.shape != ids.aval.shape:
-            break
-        is_large = [(indexing.constant(case) or 0) >= num_nodes for case in cases]
-        if sum(is_large) != 1 or (use.reduce and use.mode in CLIPS):
-            break
-        masks.append((mask, is_large[0]))
-        ids = cases[is_large.index(False)]
-    return ids, masks if is_var(ids) else []
+    eqn, num_nodes = indexing.producers.get(use.end.root), use.end.num_nodes
+    if eqn is None or eqn.primitive.name != "select_n" or (use.reduce and use.mode in CLIPS):
+        return None
+    mask, *cases = eqn.invars
+    is_large = [(indexing.constant(case) or 0) >= num_nodes for case in cases]
+    if len(cases) != 2 or sum(is_large) != 1 or mask.aval.shape != use.end.root.aval.shape:
+        return None
+    ids = cases[is_large.index(False)]
+    is_used = any(indexing.key(ids, num_nodes) == other.key for other in indexing.uses.values())
+    return (ids, mask, is_large[0]) if is_used else None
 
 
-def _masked(use: Use, keeps: list[bool]) -> Callable[..., Array]:
-    """Return the gather or scatter of rows by ids, with masks of rows."""
-    eqn = use.eqn
-    dtype, num_nodes = eqn.invars[1].aval.dtype, use.end.num_nodes
+def _masked(use: Use, ids: Any, mask: Any, keeps: bool) -> list[Equation]:
+    """Return the equations of a gather or scatter of rows by ids, with a mask of the rows."""
+    eqn, dtype = use.eqn, use.eqn.invars[1].aval.dtype
 
-    def function(x: Array, ids: Array, *operands: Array) -> Array:
-        masks = operands[-len(keeps) :]
-        ids = ids.astype(dtype)
-        if use.wraps:
-            ids = jnp.where(ids < 0, ids + num_nodes, ids)
-        is_kept = functools.reduce(
-            jnp.logical_and,
-            (mask if keep else ~mask for mask, keep in zip(masks, keeps, strict=True)),
-        )
-
+    def function(x: Array, ids: Array, mask: Array, *updates: Array) -> Array:
         def select(rows: Array, other: Any) -> Array:
-            shape = (-1,) + (1,) * (rows.ndim - 1)
-            return jnp.where(is_kept.reshape(shape), rows, other)
+            is_kept = (mask if keeps else ~mask).reshape(-1, *[1] * (rows.ndim - 1))
+            return jnp.where(is_kept, rows, other)
 
+        ids = ids.astype(dtype)
+        ids = jnp.where(ids < 0, ids + use.end.num_nodes, ids) if use.wraps else ids
         if use.reduce:
-            rows = select(operands[0], jnp.asarray(NEUTRAL[use.reduce], x.dtype))
-            y: Array = eqn.primitive.bind(x, ids[:, None], rows, **eqn.params)
+            updates = (select(updates[0], jnp.asarray(NEUTRAL[use.reduce], x.dtype)),)
+        y: Array = eqn.primitive.bind(x, ids[:, None], *updates, **eqn.params)
+        if use.reduce:
             return y
         fill = fill_value(use, x.dtype)
         if fill is None:
             fill = x[-1] if use.mode == "clip" else jax.lax.stop_gradient(x[-1])
-        return select(eqn.primitive.bind(x, ids[:, None], **eqn.params), fill)
+        return select(y, fill)
 
-    return function
+    return inlined(function, eqn, [eqn.invars[0], ids, mask, *eqn.invars[2:]])
