@@ -251,8 +251,8 @@ def lift(
         function: Any function of arrays and pytrees: a layer, a model's ``apply``, a loss.
         graph: The edges that the function's id arrays hold, sorted before; by default they are
             sorted in each call, or once if they are known when the function is traced.
-        deterministic: Whether edges are lifted even where that is counted to take longer than the
-            function as it is, so that all sums that are found have one order on GPUs.
+        deterministic: Whether edges, and sums of rows by any ids, are lifted even where that is
+            counted to take longer than the function as it is, so that sums have one order on GPUs.
 
     Returns:
         A :class:`Lifted` with the arguments, results and errors of `function`, to which
