@@ -206,3 +206,18 @@ def test_sums_by_graph_have_one_order_where_that_is_asked_for():
                     np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
             jaxpr = str(jax.make_jaxpr(lifted)(x, w, *ids))
             assert ("scatter-add" in jaxpr) != deterministic
+
+
+@pytest.mark.parametrize("first", [0, -2, 4])
+def test_sums_by_known_ids_that_ascend(first):
+    rng = np.random.default_rng(0)
+    x, ids = jnp.asarray(rng.normal(size=(200, 3))), jnp.sort(jnp.asarray(rng.integers(0, 3, 200)))
+    ids = ids.at[0].set(first) if first < 0 else ids + first // 3
+
+    def function(x, ids):
+        return jnp.ones((3, 3)).at[ids].add(jnp.sin(x))
+
+    lifted = lift(function, deterministic=True)
+    np.testing.assert_allclose(lifted(x, ids), function(x, ids), rtol=1e-5)
+    jitted = jax.jit(lambda x: lifted(x, ids))
+    np.testing.assert_allclose(jitted(x), function(x, ids), rtol=1e-5)
