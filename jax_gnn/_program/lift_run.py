@@ -345,7 +345,8 @@ class Plan:
             if order.edge_ids is not None:
                 is_edge = order.edge_ids[:, None] >= 0
                 ids = jnp.where(is_edge, take(ids, order.edge_ids), use.end.num_nodes)
-            if context.deterministic and use.reduce == "sum" and use.mode == "drop":
+            is_lifted = context.deterministic or eqn.outvars[0] in self.flat.products
+            if is_lifted and use.reduce == "sum" and use.mode == "drop":
                 self._assign(eqn, sum_by_ids(ids[:, 0], use.end.num_nodes, y), values)
                 return
             values[eqn.outvars[0]] = self._original(eqn, values[eqn.invars[0]], ids, y)
