@@ -153,8 +153,8 @@ MODELS: list[Callable[..., Any]] = [
     mixed_types,
     with_rules,
 ]
-KEPT = {mixed_types: 1, energy_and_forces: 1, with_rules: 1}
-"""Scatters of floats that stay: sums of nodes by graph, and into columns of a row."""
+KEPT = {with_rules: 1}
+"""Scatters of floats that stay: into columns of a row."""
 
 
 def called(function: Callable[..., Any], floats: Arrays, ids: Arrays) -> Any:

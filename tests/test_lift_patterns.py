@@ -123,3 +123,105 @@ def test_sparse_constants_are_part_of_programs():
                 text = lifted.explain(x, y, s, r)
             assert ("shared[" not in text) == is_constant
             assert "\nedge regions\n" in text
+
+
+def one_hot_sum(m, ids, n):
+    return jax.nn.one_hot(ids, n, dtype=m.dtype).T @ m
+
+
+def by_einsum(m, ids, n):
+    return jnp.einsum("en,efg->nfg", jax.nn.one_hot(ids, n), m.reshape(len(m), -1, 2)).reshape(
+        n, -1
+    )
+
+
+PRODUCTS = {
+    "one_hot": one_hot_sum,
+    "einsum": by_einsum,
+    "rows last": lambda m, ids, n: (m.T @ (ids[:, None] == jnp.arange(n)).astype(m.dtype)).T,
+    "transposed": lambda m, ids, n: (jnp.arange(n)[:, None] == ids[None]).astype(m.dtype) @ m,
+    "finite": lambda m, ids, n: one_hot_sum(jnp.where(jnp.isfinite(m), m, 0), ids, n),
+}
+NO_PRODUCTS = {
+    "shifted range": lambda m, ids, n: (ids[:, None] == jnp.arange(n) + 1).astype(m.dtype).T @ m,
+    "less": lambda m, ids, n: (ids[:, None] < jnp.arange(n)).astype(m.dtype).T @ m,
+    "scaled": lambda m, ids, n: (2 * jax.nn.one_hot(ids, n, dtype=m.dtype)).T @ m,
+    "over segments": lambda m, ids, n: jax.nn.one_hot(ids, n, dtype=m.dtype) @ m[:n],
+    "wrong axis": lambda m, ids, n: (jnp.arange(len(m))[:, None] == ids[:n]).astype(m.dtype).T @ m,
+    "few segments": lambda m, ids, n: one_hot_sum(m, ids % 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *NO_PRODUCTS])
+def test_products_of_one_hot_rows(name):
+    product, n = {**PRODUCTS, **NO_PRODUCTS}[name], 300
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        m = jnp.asarray(rng.normal(size=(2000, 16)))
+        ids = jnp.asarray(rng.integers(-3, n + 3, 2000))
+
+        def gradients(function):
+            return jax.jit(jax.value_and_grad(lambda m, ids: jnp.sin(function(m, ids)).sum()))(
+                m, ids
+            )
+
+        def function(m, ids):
+            return product(jnp.tanh(m), ids, n)
+
+        lifted = lift(function)
+        for a, b in zip(gradients(lifted), gradients(function), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+        assert ("jax_gnn" in str(jax.make_jaxpr(lifted)(m, ids))) == (name in PRODUCTS)
+
+
+def test_sums_by_graph_have_one_order_where_that_is_asked_for():
+    rng = np.random.default_rng(0)
+
+    def model(x, w, s, r, graph_ids, few):
+        m = jnp.tanh(x[s] @ w) * x[r]
+        y = x + sum_by(m, r, NODES)
+        by_graph = sum_by(y, graph_ids, 3), jnp.ones((3, WIDTH)).at[graph_ids].add(y)
+        of_edges = sum_by(m, graph_ids[s], 3)
+        return by_graph, of_edges, sum_by(y[:, :1], few - 1, 4), max_by(y, graph_ids, 3)
+
+    with jax.enable_x64(True):
+        x, w = (jnp.asarray(rng.normal(size=(n, WIDTH))) for n in (NODES, WIDTH))
+        ids = [jnp.asarray(rng.integers(NODES, size=EDGES)) for _ in range(2)]
+        ids += [jnp.array([0, 0, 1, 1, 2, 2, 5]), jnp.arange(NODES, dtype=jnp.uint8)]
+
+        def gradients(function, x, w, ids):
+            def loss(x, w):
+                y = function(x, w, *ids)
+                return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(y)), y
+
+            return jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+
+        expected = gradients(model, x, w, ids)
+        for deterministic in (True, False):
+            lifted = lift(model, deterministic=deterministic)
+            known = jax.jit(lambda x, w: gradients(lifted, x, w, ids))(x, w)  # noqa: B023
+            traced = jax.jit(lambda x, w, ids: gradients(lifted, x, w, ids))(x, w, ids)  # noqa: B023
+            for actual in (known, traced):
+                for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+                    np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+            jaxpr = str(jax.make_jaxpr(lifted)(x, w, *ids))
+            assert ("scatter-add" in jaxpr) != deterministic
+
+
+@pytest.mark.parametrize("first", [0, -2])
+def test_sums_by_known_ids_that_ascend(first):
+    rng = np.random.default_rng(0)
+    x, w = jnp.asarray(rng.normal(size=(2000, 64)), np.float32), jnp.eye(64)
+    s, r = jnp.asarray(rng.integers(2000, size=(2, 30_000)))
+    graph_ids = jnp.sort(jnp.asarray(rng.integers(8, size=2000))).at[0].set(first)
+
+    def model(x, s, r, graph_ids):
+        y = sum_by(jnp.tanh(x[s] @ w) * x[r], r, len(x))
+        return jnp.ones((8, 64)).at[graph_ids].add(y)
+
+    lifted = lift(model)
+    expected = model(x, s, r, graph_ids)
+    np.testing.assert_allclose(lifted(x, s, r, graph_ids), expected, rtol=1e-4, atol=1e-3)
+    known = str(jax.make_jaxpr(lambda x: lifted(x, s, r, graph_ids))(x))
+    traced = str(jax.make_jaxpr(lambda x, ids: lifted(x, s, r, ids))(x, graph_ids))
+    assert ("scatter-add" in known) == (first < 0) and "scatter-add" in traced

@@ -92,7 +92,7 @@ class Lifted:
         traced = self._trace(call)
         if traced.plan is None:
             return self._function(*args, **kwargs)
-        from jax_gnn._program.lift_run import Context
+        from jax_gnn._program.lift_order import Context
 
         context = Context(self._graph, self._deterministic)
         plan = traced.plan.settled(call.arrays, context)
@@ -120,7 +120,7 @@ class Lifted:
         is_id = [_is_known_integer(x) for x in call.arrays]
         floats = [x for x, known in zip(call.arrays, is_id, strict=True) if not known]
 
-        from jax_gnn._program.lift_run import Context
+        from jax_gnn._program.lift_order import Context
 
         plans = []
 
@@ -251,8 +251,8 @@ def lift(
         function: Any function of arrays and pytrees: a layer, a model's ``apply``, a loss.
         graph: The edges that the function's id arrays hold, sorted before; by default they are
             sorted in each call, or once if they are known when the function is traced.
-        deterministic: Whether edges are lifted even where that is counted to take longer than the
-            function as it is, so that all sums that are found have one order on GPUs.
+        deterministic: Whether edges, and sums of rows by any ids, are lifted even where that is
+            counted to take longer than the function as it is, so that sums have one order on GPUs.
 
     Returns:
         A :class:`Lifted` with the arguments, results and errors of `function`, to which

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from jax_gnn._ops.relational_aggregate.schedule import between, gathered, once
+from jax_gnn._ops.relational_aggregate.schedule import Launch, between, gathered, once
 from jax_gnn._program.backend import backend
 from jax_gnn._program.cost import Cost, Costs, _cost
 from jax_gnn._program.match import Matcher, needed_rows
@@ -132,6 +132,17 @@ def sum_times(num_edges: int, aval: Any) -> tuple[Times, Times]:
     else:
         kernel, scatter = ((x * num_edges + _BYTE * size) / 1e3 for x in (_SUMMED, _SCATTERED))
     return Times(kernel, 2 * kernel), Times(scatter, 2 * scatter)
+
+
+def product_times(num_edges: int, num_segments: int, aval: Any) -> Times:
+    """Return the times of one-hot rows, and of their product with rows of edges."""
+    moved = (2 * num_edges * num_segments + aval.size) * aval.dtype.itemsize
+    flops = 2 * num_segments * aval.size
+    if backend() == "cpu":
+        time = (_BYTE * moved + _FLOP * flops) / 1e3
+    else:
+        time = _cost("", once(moved) + Launch(flops=flops)).time
+    return Times(time, 2 * time)
 
 
 def permutation_times(num_edges: int, avals: Iterable[Any]) -> Times:

@@ -9,7 +9,7 @@ All edge values of a space and a level are computed by one program (`lift_run`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -45,6 +45,11 @@ class EdgeSpace:
     key: Any
     wraps: dict[End, bool] = field(default_factory=dict)
     fills: bool = False
+
+    @property
+    def ends(self) -> tuple[End, End]:
+        """Both ends."""
+        return self.senders, self.receivers
 
 
 class EdgeValue(NamedTuple):
@@ -373,10 +378,20 @@ class Analysis(Indexing):
         """Whether a scatter is by a third array of ids, such as the graph of each edge."""
         return use in self._third_ends
 
-    def explanations(self) -> list[str]:
-        """Return a line for each gather and scatter that stays."""
+    def other_sums(self) -> dict[int, Use]:
+        """Return the sums by ids that are of no lifted edges and drop ids out of range."""
+        return {
+            key: use
+            for key, use in self.uses.items()
+            if use.reduce == "sum" and use.mode == "drop" and key not in self.scatters
+        }
+
+    def explanations(self, lifted: Collection[int] = ()) -> list[str]:
+        """Return a line for each gather and scatter that stays, but for sums that are lifted."""
         lines = []
-        for eqn, reason in self.left.values():
+        for key, (eqn, reason) in self.left.items():
+            if key in lifted or eqn.outvars[0] in self.edges:
+                continue
             where = line_of(eqn) or "a line of a library"
             lines.append(f"{where}: {eqn.primitive.name} is left to JAX: {reason}")
         for eqn in self.flat.eqns:

@@ -28,6 +28,8 @@ _REDUCTIONS = {
     "scatter-min": "min",
     "scatter_min": "min",
 }
+NEUTRAL = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}
+"""What a node without edges gets, by reduction."""
 CLIPS = "clip", "promise"
 SOFTMAX = jex.Primitive("jax_gnn_lifted_softmax")
 """The softmax of its operand over the edges of equal ids, which are a parameter."""
@@ -83,13 +85,18 @@ class Use:
 
 
 class Flat(NamedTuple):
-    """A jaxpr with its calls inlined, each variable assigned once."""
+    """A jaxpr with its calls inlined, each variable assigned once.
+
+    Attributes:
+        products: The results of scatters that are written as products of one-hot rows.
+    """
 
     invars: list[Any]
     consts: dict[Any, Any]
     eqns: list[Equation]
     outvars: list[Any]
     template: jex.Jaxpr
+    products: frozenset[Any] = frozenset()
 
 
 def has_indexing(jaxpr: jex.Jaxpr) -> bool:
@@ -188,6 +195,10 @@ class Indexing:
         """Return what equal arrays of integers share."""
         return self._numbers.get(atom, atom) if is_var(atom) else _literal_key(atom)
 
+    def key(self, ids: Any, num_nodes: int) -> tuple[Any, int]:
+        """Return the key of uses of ids."""
+        return self.number(self._root(ids, num_nodes)[0]), num_nodes
+
     def _root(self, var: Any, num_nodes: int) -> tuple[Any, bool]:
         """Return the ids behind an array of indices, and whether negative ones were wrapped.
 
@@ -234,7 +245,7 @@ class Indexing:
             if eqn.primitive is SOFTMAX:
                 num_nodes = eqn.params["num_nodes"]
                 root, wraps = self._root(eqn.params["ids"], num_nodes)
-                key, end = (self.number(root), num_nodes), End(root, num_nodes)
+                key, end = self.key(root, num_nodes), End(root, num_nodes)
                 uses[id(eqn)] = Use(eqn, "softmax", key, end, wraps, "drop")
                 continue
             if name != "gather" and not name.startswith("scatter"):
@@ -256,7 +267,7 @@ class Indexing:
             mode = str(eqn.params["mode"]).rpartition(".")[2].lower()
             modes = {"clip": "clip", "promise_in_bounds": "drop" if reduce else "promise"}
             mode = modes.get(mode, "drop" if reduce else "fill")
-            key = self.number(root), num_nodes
+            key = self.key(root, num_nodes)
             uses[id(eqn)] = Use(eqn, reduce, key, End(root, num_nodes), wraps, mode)
         return uses
 
@@ -290,6 +301,22 @@ class Indexing:
             function = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))
             value = np.asarray(function(*(consts[v] for v in inputs))[0])
         return value if is_constant(value) else None
+
+
+def fill_value(use: Use, dtype: Any) -> Any:
+    """Return what a gather reads out of range; None if that is the next row."""
+    if use.mode != "fill":
+        return None
+    value = use.eqn.params["fill_value"]
+    if value is None:
+        if jnp.issubdtype(dtype, np.inexact):
+            value = jnp.nan
+        elif jnp.issubdtype(dtype, np.integer):
+            limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call,unused-ignore]
+            value = limits.min or limits.max
+        else:
+            value = True
+    return jnp.asarray(value, dtype)
 
 
 def _reason_to_leave(eqn: Equation) -> str:

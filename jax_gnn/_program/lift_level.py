@@ -7,21 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jax_gnn._program.api import Program
 from jax_gnn._program.lift_find import Analysis, EdgeSpace, EdgeValue
-from jax_gnn._program.lift_ids import SOFTMAX, Use
+from jax_gnn._program.lift_ids import NEUTRAL, SOFTMAX, Use, fill_value
 from jax_gnn._program.lift_order import NUM_GHOSTS, EdgeOrder
 from jax_gnn._program.lift_rows import Equation, is_var, literal
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.trace import Edge, EdgeView, Node
 from jax_gnn.graph import Graph
-
-NEUTRAL = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}
-"""What a node without edges gets, by reduction."""
 
 
 class LevelProgram:
@@ -113,7 +109,7 @@ class LevelProgram:
                 eqn, use = edge.eqn, edge.use
                 if use is not None:
                     row = getattr(g, self._way(use))(of_nodes[self._node_key(edge)])
-                    rows[eqn.outvars[0]] = mask(use, row, _fill_value(use, row.dtype))
+                    rows[eqn.outvars[0]] = mask(use, row, fill_value(use, row.dtype))
                     continue
                 assert edge.row is not None
                 operands = [
@@ -165,7 +161,7 @@ class LevelProgram:
             if (mask := order.mask(use, is_receivers, wraps)) is not None:
                 masks[str(i)] = mask
         nodes = [
-            order.with_ghosts(values[var], use, way == "dst", _fill_value(use, values[var].dtype))
+            order.with_ghosts(values[var], use, way == "dst", fill_value(use, values[var].dtype))
             for (var, way, _, _), use in self.nodes.items()
         ]
         arguments = (
@@ -193,19 +189,3 @@ class LevelProgram:
             values[key] = order.from_input(jnp.moveaxis(values[var], axis, 0))
         result: Array = values[key]
         return result
-
-
-def _fill_value(use: Use, dtype: Any) -> Any:
-    """Return what a gather reads out of range; None if that is the next row."""
-    if use.mode != "fill":
-        return None
-    value = use.eqn.params["fill_value"]
-    if value is None:
-        if jnp.issubdtype(dtype, np.inexact):
-            value = jnp.nan
-        elif jnp.issubdtype(dtype, np.integer):
-            limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call,unused-ignore]
-            value = limits.min or limits.max
-        else:
-            value = True
-    return jnp.asarray(value, dtype)

@@ -93,6 +93,34 @@ class EdgeOrder(NamedTuple):
         return y[:-NUM_GHOSTS] if self.has_ghosts[0] else y
 
 
+class Context:
+    """The state of one run.
+
+    Attributes:
+        graph: A graph that the caller has sorted, or None.
+        orders: Order of the edges by their id arrays or spaces; that of an outer run is read, too.
+        deterministic: Whether edges are lifted that are counted to take longer.
+        explanations: Texts of the programs that ran; None if nobody wants them.
+    """
+
+    def __init__(
+        self,
+        graph: Graph | None = None,
+        deterministic: bool = False,
+        explanations: list[str] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.deterministic = deterministic
+        self.explanations = explanations
+        self.orders: dict[Any, tuple[Any, EdgeOrder]] = {}
+
+    def inner(self) -> Context:
+        """Return a context for the body of a loop, whose arrays do not outlive it."""
+        context = Context(self.graph, self.deterministic, self.explanations)
+        context.orders.update(self.orders)
+        return context
+
+
 _graphs: OrderedDict[Any, EdgeOrder] = OrderedDict()
 
 
@@ -116,8 +144,8 @@ def order_edges(space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any
     is_clean = all(_in_range(x, size) for x, size in zip(ids, sizes, strict=True))
     key: Any = (*map(_digest, ids), sizes)
     if not is_clean:
-        ends = space.senders, space.receivers
-        key += (drop and drop.wraps, space.fills, *(space.wraps.get(end) for end in ends))
+        wraps = (space.wraps.get(end) for end in space.ends)
+        key += (drop and drop.wraps, space.fills, *wraps)
     if key not in _graphs:
         with host_arrays():
             order = _sorted(space, drop, senders, receivers, is_clean)
@@ -161,8 +189,7 @@ def order_of_graph(
 
 def abstract_graph(space: EdgeSpace, drop: Use | None, is_clean: bool) -> Graph:
     """Return the abstract arrays of the graph of a space, whose ids may be known to be in range."""
-    ends = space.senders, space.receivers
-    ids = [jax.ShapeDtypeStruct((space.num_edges,), end.root.aval.dtype) for end in ends]
+    ids = [jax.ShapeDtypeStruct((space.num_edges,), end.root.aval.dtype) for end in space.ends]
 
     def make(senders: Any, receivers: Any) -> Graph:
         return _sorted(space, drop, senders, receivers, is_clean).graph
@@ -175,7 +202,7 @@ def _sorted(
     space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any, is_clean: bool
 ) -> EdgeOrder:
     xp: Any = np if isinstance(senders, np.ndarray) and isinstance(receivers, np.ndarray) else jnp
-    ends = space.senders, space.receivers
+    ends = space.ends
     arrays = [senders, receivers]
     sizes = [end.num_nodes for end in ends]
     has_ghosts = [False, False]

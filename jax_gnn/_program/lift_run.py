@@ -6,6 +6,7 @@ are read by the next level only.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,41 +29,20 @@ from jax_gnn._program.lift_cost import (
     sum_times,
 )
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
-from jax_gnn._program.lift_ids import SOFTMAX, End, Flat, Use, flatten
-from jax_gnn._program.lift_level import NEUTRAL, LevelProgram
-from jax_gnn._program.lift_order import EdgeOrder, abstract_graph, order_edges, order_of_graph
+from jax_gnn._program.lift_ids import NEUTRAL, SOFTMAX, Flat, Use, flatten
+from jax_gnn._program.lift_level import LevelProgram
+from jax_gnn._program.lift_masks import with_masks
+from jax_gnn._program.lift_order import (
+    Context,
+    EdgeOrder,
+    abstract_graph,
+    order_edges,
+    order_of_graph,
+)
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
 from jax_gnn._program.lift_softmax import with_softmaxes
+from jax_gnn._program.lift_sums import sum_by_ids, sum_gains, with_sums
 from jax_gnn._program.trace import function_of
-from jax_gnn.graph import Graph
-
-
-class Context:
-    """The state of one run.
-
-    Attributes:
-        graph: A graph that the caller has sorted, or None.
-        orders: Order of the edges by their id arrays or spaces; that of an outer run is read, too.
-        deterministic: Whether edges are lifted that are counted to take longer.
-        explanations: Texts of the programs that ran; None if nobody wants them.
-    """
-
-    def __init__(
-        self,
-        graph: Graph | None = None,
-        deterministic: bool = False,
-        explanations: list[str] | None = None,
-    ) -> None:
-        self.graph = graph
-        self.deterministic = deterministic
-        self.explanations = explanations
-        self.orders: dict[Any, tuple[Any, EdgeOrder]] = {}
-
-    def inner(self) -> Context:
-        """Return a context for the body of a loop, whose arrays do not outlive it."""
-        context = Context(self.graph, self.deterministic, self.explanations)
-        context.orders.update(self.orders)
-        return context
 
 
 class Segment(NamedTuple):
@@ -84,10 +64,7 @@ class Plan:
 
     Attributes:
         analysis: The edge spaces and values.
-        is_lifted: Whether there is a program, perhaps in a loop.
     """
-
-    is_lifted: bool
 
     def __init__(self, flat: Flat, name: str, refused: Mapping[Any, str]) -> None:
         """Make a plan.
@@ -115,14 +92,15 @@ class Plan:
                     self._loops[id(eqn)] = plans
         self._sender_sums: dict[int, list[Equation]] = defaultdict(list)
         self._programs = self._make_programs()
-        self.is_lifted = bool(self._programs or self._sender_sums or self._loops)
+        self._sums = self.analysis.other_sums()
+        self._lifted_sums = {*self._sums}
         self._steps = self._make_steps()
         self._drops = {space: self._dropping_use(space) for space in self.analysis.spaces}
 
     @classmethod
     def of(cls, closed: jex.ClosedJaxpr, name: str) -> Plan:
         """Return the plan that lifts all edges."""
-        written = flatten(closed)
+        written = with_sums(with_masks(flatten(closed)))
         flat = with_softmaxes(written)
         plan = cls(flat, name, {})
         if flat is not written:
@@ -138,6 +116,18 @@ class Plan:
             edge is not None and self._drops[edge.space] is not None
         )
 
+    @property
+    def is_lifted(self) -> bool:
+        """Whether there is a program or a sum, perhaps in a loop."""
+        edges = self._programs or self._sender_sums
+        return bool(edges or self._loops or self._lifted_sums)
+
+    def _without_sums(self) -> Plan:
+        """Return the plan with sums by ids left to JAX, but for products of one-hot rows."""
+        plan, sums = copy.copy(self), self._sums
+        plan._lifted_sums = {k for k in sums if sums[k].eqn.outvars[0] in self.flat.products}
+        return plan
+
     # --- Counts --------------------------------------------------------------------------------
 
     def settled(self, arguments: Sequence[Any], context: Context) -> Plan:
@@ -148,14 +138,13 @@ class Plan:
                 reads: edges whose ids are functions of these alone are sorted before.
             context: The context of the run.
         """
-        if context.deterministic or not self.analysis.spaces:
+        if context.deterministic or not (self.analysis.spaces or self._sums):
             return self
         values = {**self.flat.consts, **dict(zip(self.flat.invars, arguments, strict=False))}
         is_loop = len(arguments) < len(self.flat.invars)
         free = {var for var, x in values.items() if is_loop or not is_traced(x)}
         is_sorted = tuple(
-            context.graph is not None
-            or all(self._leaves(end.root) <= free for end in (space.senders, space.receivers))
+            context.graph is not None or all(self._leaves(end.root) <= free for end in space.ends)
             for space in self.analysis.spaces
         )
         key = is_sorted, backend()
@@ -168,10 +157,10 @@ class Plan:
                         f"its edges are counted to take {lifted} as programs; and {plain} as they "
                         "are"
                     )
-            plan = (
-                Plan(self._written, self._name, {**self._refused, **refused}) if refused else self
-            )
-            self._settled[key] = plan
+            refused = {**self._refused, **refused}
+            is_self = refused == self._refused
+            plan = self if is_self else Plan(self._written, self._name, refused)
+            self._settled[key] = plan._without_sums()
         return self._settled[key]
 
     def _times(self, space: EdgeSpace, is_sorted: bool) -> tuple[Times, Times]:
@@ -286,7 +275,7 @@ class Plan:
         steps: dict[int, list[Any]] = defaultdict(list)
         for eqn in reversed(kept):
             group = steps[max(analysis.levels[v] for v in eqn.outvars)]
-            if id(eqn) in self._loops:
+            if id(eqn) in self._loops or id(eqn) in self._sums:
                 group.append(eqn)
             elif group and isinstance(group[-1], list):
                 group[-1].append(eqn)
@@ -321,6 +310,8 @@ class Plan:
                 if isinstance(step, Segment):
                     outs = step.function(*(values[v] for v in step.inputs))
                     values.update(zip(step.outputs, outs, strict=True))
+                elif id(step) in self._sums:
+                    self._sum(step, values, known)
                 else:
                     values.update(zip(step.outvars, self._loop(step, values, context), strict=True))
             for program in self._programs.get(level, ()):
@@ -354,18 +345,36 @@ class Plan:
             if order.edge_ids is not None:
                 is_edge = order.edge_ids[:, None] >= 0
                 ids = jnp.where(is_edge, take(ids, order.edge_ids), use.end.num_nodes)
-            function, _ = function_of(eqn, self.flat.template)
-            (values[eqn.outvars[0]],) = function(values[eqn.invars[0]], ids, y)
+            is_lifted = context.deterministic or eqn.outvars[0] in self.flat.products
+            if is_lifted and use.reduce == "sum" and use.mode == "drop":
+                self._assign(eqn, sum_by_ids(ids[:, 0], use.end.num_nodes, y), values)
+                return
+            values[eqn.outvars[0]] = self._original(eqn, values[eqn.invars[0]], ids, y)
             return
         if (mask := order.mask(use, False, space.wraps[space.senders])) is not None:
             mask = mask.reshape(-1, *[1] * (y.ndim - 1))
             y = jnp.where(mask, y, jnp.asarray(NEUTRAL[use.reduce], y.dtype))
         self._assign(eqn, order.sum_at_senders(y, use.reduce), values)
 
+    def _sum(self, eqn: Equation, values: dict[Any, Any], known: dict[Any, Any]) -> None:
+        """Run a sum by ids that is of no lifted edges."""
+        use = self._sums[id(eqn)]
+        operands = [values[v] if is_var(v) else literal(v) for v in eqn.invars]
+        is_known = self._leaves(use.end.root) <= known.keys()
+        is_sorted = is_known and sum_gains(use, self._ids(use.end.root, values, known))
+        if is_sorted or id(eqn) in self._lifted_sums:
+            y = sum_by_ids(operands[1][:, 0], use.end.num_nodes, operands[2], is_sorted)
+            self._assign(eqn, y, values)
+        else:
+            values[eqn.outvars[0]] = self._original(eqn, *operands)
+
+    def _original(self, eqn: Equation, *operands: Any) -> Any:
+        return function_of(eqn, self.flat.template)[0](*operands)[0]
+
     def _assign(self, eqn: Equation, y: Array, values: dict[Any, Any]) -> None:
         """Set the result of a scatter: the initial values with the reduction."""
         initial, out = eqn.invars[0], eqn.outvars[0]
-        use = self.analysis.scatters[id(eqn)][1]
+        use = self.analysis.uses[id(eqn)]
         is_neutral = self.analysis.constant(initial) == NEUTRAL[use.reduce]
         values[out] = y.astype(out.aval.dtype) if is_neutral else values[initial] + y
 
@@ -377,7 +386,7 @@ class Plan:
         """Return the order of a space's edges, which is made once."""
         if space in context.orders:
             return context.orders[space][1]
-        ends = _ends(space)
+        ends = space.ends
         ids = [self._ids(end.root, values, known) for end in ends]
         drop = self._drops[space]
         key: Any = tuple(
@@ -424,7 +433,7 @@ class Plan:
         values = {**self.flat.consts, **dict(zip(self.flat.invars, operands, strict=False))}
         known = {var: x for var, x in values.items() if not is_traced(x)}
         for space in self.analysis.spaces:
-            for end in dict.fromkeys(_ends(space)):
+            for end in dict.fromkeys(space.ends):
                 eqns, leaves = self._origin(end.root), self._leaves(end.root)
                 if not leaves <= values.keys():
                     break
@@ -482,13 +491,9 @@ class Plan:
 
     def explanations(self) -> list[str]:
         """Return a line for each gather and scatter that stays, also in loops that ran."""
-        lines = self.analysis.explanations()
+        lines = self.analysis.explanations(self._lifted_sums)
         for plans in self._loops.values():
             for plan in (plan for group in plans.values() for plan in group):
                 last = [plan, *plan._settled.values()][-1]
                 lines += last.explanations()
         return lines
-
-
-def _ends(space: EdgeSpace) -> tuple[End, End]:
-    return space.senders, space.receivers
