@@ -112,9 +112,7 @@ class Scores:
         """Return whether CUDA computes the gradients by column in one pass over the entries."""
         return False
 
-    def has_kernel(
-        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
-    ) -> bool:
+    def has_kernel(self, platform: str, value: Shaped, heads: int, for_vjp: bool = False) -> bool:
         """Return whether a platform has attention with such scores, or its gradients by column."""
         return platform == "cuda" and self.has_one_pass(value, heads)
 
@@ -127,9 +125,7 @@ class _NumberScores(Scores):
     def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return holds_whole_heads(value, heads)
 
-    def has_kernel(
-        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
-    ) -> bool:
+    def has_kernel(self, platform: str, value: Shaped, heads: int, for_vjp: bool = False) -> bool:
         return concrete_width(row_width(value)) != 0
 
 
@@ -249,9 +245,7 @@ class DotScores(_KeyScores):
         scale = Operand.of(jnp.ravel, self.scale)
         return {"row": self.row, "col": self.key(value), "factor": scale}
 
-    def has_kernel(
-        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
-    ) -> bool:
+    def has_kernel(self, platform: str, value: Shaped, heads: int, for_vjp: bool = False) -> bool:
         is_available = platform == "cuda" or (for_vjp and self.col is not None)
         return is_available and self.has_one_pass(value, heads)
 

@@ -35,7 +35,7 @@ from jax_gnn._core.arrays import (
     scatter_rows,
     take,
 )
-from jax_gnn._core.batching import batch_composition, batch_features
+from jax_gnn._core.batching import batch_composition, batch_features, vmap_batched
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, orient_by_weights
 from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
@@ -340,10 +340,9 @@ def _scaled(ct: Array, operands: Messages | None, counts: Array | None) -> Array
 def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
     messages, are_batched = operands.without_epilogue, batched.without_epilogue
     if operands.halo is not None:
-        axes = [0 if is_batched else None for is_batched in (batched.x, batched.halo)]
-        has_batch = any(axis == 0 for axis in axes)
-        concatenate = jax.vmap(_concatenated, axes) if has_batch else _concatenated
-        x = concatenate(operands.x, operands.halo)
+        has_batch = batched.x or batched.halo
+        concatenate = vmap_batched(_concatenated, size, batched.x, batched.halo)
+        x = (concatenate if has_batch else _concatenated)(operands.x, operands.halo)
         messages = messages._replace(x=x, halo=None, halo_rows=None)
         are_batched = are_batched._replace(x=has_batch, halo=None, halo_rows=None)
     if not _has_epilogue(operands, _relu(bind)):
@@ -353,13 +352,13 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
         result = _batch_of_sums(sums, messages, are_batched, size)
     else:
         result = jnp.broadcast_to((row_sums := sums(messages)), (size, *row_sums.shape))
-    axes = [0 if is_batched else None for is_batched in (batched.x, *batched.epilogue)]
 
     def finish(result: Array, *arrays: PyTree) -> Array:
         x, *epilogue = arrays
         return _with_epilogue(bind, result, Messages(x, None, operands.matrix, *epilogue))
 
-    return jax.vmap(finish, (0, *axes))(result, operands.x, *operands.epilogue)
+    mapped = vmap_batched(finish, size, True, batched.x, *batched.epilogue)
+    return cast(Array, mapped(result, operands.x, *operands.epilogue))
 
 
 def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
