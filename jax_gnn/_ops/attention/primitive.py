@@ -398,8 +398,7 @@ def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> Any:
         batched = batched._replace(scores=replace(batched.scores, **fields))
     if not any(jax.tree.leaves(batched)):
         return [jnp.broadcast_to(result, (size, *result.shape)) for result in bind(operands)]
-    shared_fields = scores.shared
-    return batch_features((), bind, operands, batched, size, per_entry=True, shared=shared_fields)
+    return batch_features((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
 
 
 def _vjp_batch(bind: Bind, operands: Residuals, batched: Residuals, size: int) -> Any:

@@ -652,9 +652,7 @@ def _both_tangents_transpose(
 # The derivative of a sum or mean in both. Its residuals are x, weight and the matrix.
 segment_reduce_jvp = Linear(
     name="segment_reduce_jvp",
-    result=lambda residuals, moving, **_: [
-        per_row(Messages(residuals[0], residuals[1], residuals[2]))
-    ],
+    result=lambda residuals, moving, **_: [per_row(Messages(*residuals))],
     function=_both_tangents,
     transpose=_both_tangents_transpose,
 )
@@ -663,14 +661,11 @@ segment_reduce_jvp = Linear(
 def _both_gradients(
     x: Array, weight: Array, ct: Array, matrix: SparseMatrix, **options: Any
 ) -> list[Array]:
+    heads = weight.shape[1]
     return [
-        _gradient_to_x(weight, ct, matrix, **options),
-        _gradient_to_weight(x, ct, matrix, weight.shape[1], **options),
+        weighted_sum(ct, weight, matrix.T, heads, **options),
+        _gradient_to_weight(x, ct, matrix, heads, **options),
     ]
-
-
-def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Any) -> Array:
-    return weighted_sum(ct, weight, matrix.T, weight.shape[1], **options)
 
 
 def _gradient_to_weight(
@@ -688,7 +683,7 @@ def _both_gradients_jvp(
     zeros = [jnp.zeros_like(x), jnp.zeros_like(weight)]
     to_x, to_weight = zeros if tangents.ct is None else bind(primals._replace(ct=tangents.ct))
     if tangents.weight is not None:
-        to_x += _gradient_to_x(tangents.weight, ct, matrix, **options)
+        to_x += weighted_sum(ct, tangents.weight, matrix.T, weight.shape[1], **options)
     if tangents.x is not None:
         to_weight += _gradient_to_weight(tangents.x, ct, matrix, weight.shape[1], **options)
     return bind(primals), [to_x, to_weight]
