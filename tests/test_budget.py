@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 52_200, "flax_layers": 15_450, "tests": 46_300, "cpp": 25_400}
+MAX_LINES = {"jax_gnn": 51_815, "flax_layers": 15_450, "tests": 46_300, "cpp": 25_400}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
