@@ -230,8 +230,12 @@ def fits_block_diagonal(size: int, *matrices: SparseMatrix) -> bool:
     """Whether the ids of a batch of matrices, joined, fit the dtype of the ids."""
     ids = [half.ids for matrix in matrices for half in matrix]
     sizes = [half.num_rows for matrix in matrices for half in matrix] + [i.shape[1] for i in ids]
-    limit = np.iinfo(ids[0].dtype).max
+    limit = _max_id(ids[0])
     return all(at_most(size * count, limit) for count in sizes)
+
+
+def _max_id(ids: Array) -> int:
+    return int(np.iinfo(ids.dtype).max)
 
 
 def block_diagonal(matrix: SparseMatrix) -> SparseMatrix:
