@@ -288,7 +288,12 @@ def batch(
     nodes = np.array([graph.num_nodes for graph in members], np.int64)
     # Each side is joined as a graph; hyperedges and relations are put around it afterwards.
     sides = list(zip(*map(_sides, members), strict=True))
-    inputs = np.array([[_num_inputs(graph) for graph in side] for side in sides], np.int64).T
+
+    def num_inputs(graph: Graph) -> int:
+        count = graph.num_input_edges
+        return int(graph.edge_ids.max(initial=-1)) + 1 if count is None else int(count)
+
+    inputs = np.array([[num_inputs(graph) for graph in side] for side in sides], np.int64).T
     joined = [_join(side, counts) for side, counts in zip(sides, inputs.T, strict=True)]
     graph: Any = joined[0]
     hyperedges = None
@@ -344,11 +349,6 @@ def _sides(graph: Graph | Hypergraph | RelationalGraph) -> tuple[Graph, ...]:
     if isinstance(graph, Hypergraph):
         return (graph.graph,) if graph.head is None else (graph.graph, graph.head)
     return (graph.nodes,) if isinstance(graph, RelationalGraph) else (graph,)
-
-
-def _num_inputs(graph: Graph) -> int:
-    count = graph.num_input_edges
-    return int(graph.edge_ids.max(initial=-1)) + 1 if count is None else int(count)
 
 
 def _shifted(ids: Any, offset: Any, dtype: DTypeLike) -> Any:

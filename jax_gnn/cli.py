@@ -94,9 +94,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"  {line.rstrip()}" for line in lines)
 
 
-# --------------------------------------------------------------------------------------------- info
-
-
 def versions() -> dict[str, str]:
     """Return the versions of this package, of the packages that it needs, and of Python."""
     packages = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
@@ -146,20 +143,6 @@ def _kernel(op: Op, status: ffi.PlatformStatus) -> str:
     return "-" if status.platform in op.platforms else "not needed"
 
 
-def _add_info(commands: Commands) -> None:
-    add_command(
-        commands,
-        "info",
-        help="versions, devices, and which operations have a custom call on which platform",
-        description="Prints versions, devices, and which operations have a custom call on which "
-        "platform; for\nwhat is missing, why and what to do.",
-        run=_run_info,
-    )
-
-
-# --------------------------------------------------------------------------------------------- tune
-
-
 def _run_tune(args: argparse.Namespace) -> int:
     try:
         return tuning.run(args)
@@ -169,8 +152,43 @@ def _run_tune(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error  # for example, the cache cannot be written
 
 
-def _add_tune(commands: Commands) -> None:
-    parser = add_command(
+def _run_partition(args: argparse.Namespace) -> int:
+    print(table(partitioning.run(args)))
+    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="jax-gnn",
+        description="GNN kernels for JAX.",
+        epilog="example: jax-gnn train hgnn",
+        formatter_class=_HelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"jax-gnn {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_command(
+        commands,
+        "info",
+        help="versions, devices, and which operations have a custom call on which platform",
+        description="Prints versions, devices, and which operations have a custom call on which "
+        "platform; for\nwhat is missing, why and what to do.",
+        run=_run_info,
+    )
+    for entry_point in metadata.entry_points(group="jax_gnn.commands"):
+        entry_point.load()(commands)
+    partition = add_command(
+        commands,
+        "partition",
+        help="split a graph for several devices, and count what that costs",
+        description="Deals the nodes of a graph or hypergraph out to parts, one for each device, "
+        "and counts\nwhat each has and what travels between them. No device is needed for it.\n\n"
+        "examples:\n"
+        "  jax-gnn partition graph.npz --parts 8\n"
+        "  jax-gnn partition planetoid/ind.cora.x --parts 2 --method metis --output parts.npz",
+        run=_run_partition,
+    )
+    partitioning.add_arguments(partition)
+    tune = add_command(
         commands,
         "tune",
         help="find the fastest schedules of kernels on this machine's GPU",
@@ -185,49 +203,7 @@ def _add_tune(commands: Commands) -> None:
         "  jax-gnn tune --show",
         run=_run_tune,
     )
-    tuning.add_arguments(parser)
-
-
-# ---------------------------------------------------------------------------------------- partition
-
-
-def _run_partition(args: argparse.Namespace) -> int:
-    print(table(partitioning.run(args)))
-    return 0
-
-
-def _add_partition(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "partition",
-        help="split a graph for several devices, and count what that costs",
-        description="Deals the nodes of a graph or hypergraph out to parts, one for each device, "
-        "and counts\nwhat each has and what travels between them. No device is needed for it.\n\n"
-        "examples:\n"
-        "  jax-gnn partition graph.npz --parts 8\n"
-        "  jax-gnn partition planetoid/ind.cora.x --parts 2 --method metis --output parts.npz",
-        run=_run_partition,
-    )
-    partitioning.add_arguments(parser)
-
-
-# --------------------------------------------------------------------------------------------- main
-
-
-def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="jax-gnn",
-        description="GNN kernels for JAX.",
-        epilog="example: jax-gnn train hgnn",
-        formatter_class=_HelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"jax-gnn {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_info(commands)
-    for entry_point in metadata.entry_points(group="jax_gnn.commands"):
-        entry_point.load()(commands)
-    _add_partition(commands)
-    _add_tune(commands)
+    tuning.add_arguments(tune)
     return parser
 
 

@@ -275,14 +275,27 @@ class Graph:
             Array([2, 1, 0], dtype=int32)
         """
         device = device_of(src, dst)
-        columns = {"src": src, "dst": dst}
-        if t_order is not None:
-            columns["t_order"] = t_order
+        columns = {"src": src, "dst": dst} | ({} if t_order is None else {"t_order": t_order})
         senders, receivers, *orders = arguments.check_columns(columns)
         order = orders[0] if orders else None
         names, num_src, num_dst = check_sizes(senders, receivers, num_nodes, num_src, num_dst)
         if arguments.check_flag("validate", validate) and not is_traced(senders):
-            _check_sorted(senders, receivers, order, num_src, num_dst, names)
+            arguments.check_range("src", senders, names[0], num_src)
+            arguments.check_range("dst", receivers, names[1], num_dst)
+            for i in np.flatnonzero(np.diff(receivers) < 0)[:1]:
+                raise ValueError(
+                    f"dst must ascend, got dst[{i}] = {receivers[i]} before dst[{i + 1}] = "
+                    f"{receivers[i + 1]}; Graph.from_edges sorts"
+                )
+            if order is not None:
+                arguments.check_range("t_order", order, "num_edges", len(senders))
+                src_steps, dst_steps = np.diff(senders[order]), np.diff(receivers[order])
+                ascends = (src_steps > 0) | (src_steps == 0) & (dst_steps >= 0)
+                counts = np.bincount(order, minlength=len(senders))
+                if not ascends.all() or (counts != 1).any():
+                    raise ValueError(
+                        "t_order must have each edge once, by source, then destination"
+                    )
         elif not is_traced(senders):
             order = None  # an unchecked order could index out of bounds; sorting costs no more
         build = _sorted_traced if is_traced(senders) else _sorted_on_host
@@ -447,7 +460,7 @@ class Graph:
         """
         rows, cols, t_order = self.rows, self.cols, inverse_permutation(self.t_order)
         split = self.split
-        if namespace(rows, cols) is np and not _columns_ascend(rows, cols):
+        if namespace(rows, cols) is np and ((cols[1:] < cols[:-1]) & (rows[1:] == rows[:-1])).any():
             order = np.lexsort((cols, np.where(rows < 0, np.iinfo(rows.dtype).max, rows)))
             cols, t_order, split = cols[order], t_order[order], None
         return Graph(
@@ -660,11 +673,6 @@ class Graph:
         return cast(Array, namespace(self.t_indptr).diff(self.t_indptr))
 
 
-def _columns_ascend(rows: Array, cols: Array) -> bool:
-    """Return whether the columns ascend within each row; not for traced or split arrays."""
-    return bool(((cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])).all())
-
-
 def placed_like(array: Array, tree: T) -> T:
     """Put host arrays on the device of another array; keep them on the host if it is there."""
     return tree if namespace(array) is np else to_device(tree, device_of(array))
@@ -685,32 +693,6 @@ def check_sizes(
         raise ValueError(arguments.num_nodes_conflict(num_nodes, num_src, num_dst))
     num_src = arguments.check_size("num_src", num_src, src)
     return ("num_src", "num_dst"), num_src, arguments.check_size("num_dst", num_dst, dst)
-
-
-def _check_sorted(
-    src: np.ndarray,
-    dst: np.ndarray,
-    t_order: np.ndarray | None,
-    num_src: int,
-    num_dst: int,
-    names: tuple[str, str],
-) -> None:
-    """Check ids and orders of `Graph.from_sorted`; errors call the sizes by their names."""
-    arguments.check_range("src", src, names[0], num_src)
-    arguments.check_range("dst", dst, names[1], num_dst)
-    descents = np.flatnonzero(np.diff(dst) < 0)
-    if descents.size:
-        i = descents[0]
-        raise ValueError(
-            f"dst must ascend, got dst[{i}] = {dst[i]} before dst[{i + 1}] = {dst[i + 1]}; "
-            "Graph.from_edges sorts"
-        )
-    if t_order is not None:
-        arguments.check_range("t_order", t_order, "num_edges", len(src))
-        src_steps, dst_steps = np.diff(src[t_order]), np.diff(dst[t_order])
-        ascends = (src_steps > 0) | (src_steps == 0) & (dst_steps >= 0)
-        if not ascends.all() or (np.bincount(t_order, minlength=len(src)) != 1).any():
-            raise ValueError("t_order must have each edge once, by source, then destination")
 
 
 def _sorted_on_host(

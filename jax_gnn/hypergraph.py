@@ -15,7 +15,6 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arguments import check_choice
 from jax_gnn._core.ids import PADDING, device_of, is_traced, on_host, run_on_host, to_device
 from jax_gnn.graph import Graph, check_one_dtype, register_serialization
 
@@ -277,7 +276,7 @@ class Hypergraph:
             nodes: ``"isolated"`` for the nodes in no hyperedge, ``"all"`` for every node that has
                 no hyperedge of its own yet (as in AllSet, arXiv 2106.13264).
         """
-        check_choice("nodes", nodes, ("isolated", "all"))
+        arguments.check_choice("nodes", nodes, ("isolated", "all"))
         graphs = [self.graph] if self.head is None else [self.graph, self.head]
         members = [graph._host_edges("with_self_loops")[:2] for graph in graphs]
         # A directed hyperedge counts as a node's own if the node alone is its tail and its head.
@@ -420,8 +419,7 @@ def check_points(name: str, values: ArrayLike) -> np.ndarray:
     if points.dtype != bool and not arguments.is_real(points.dtype):
         raise TypeError(f"{name} must be real numbers, got {points.dtype}")
     points = points.astype(np.float64)
-    if points.ndim != 2:
-        raise ValueError(f"{name} must be (num_nodes, features), got shape {points.shape}")
+    arguments.check_shape(name, points, "(num_nodes, features)", None, None)
     if not np.isfinite(points).all():
         node, feature = np.argwhere(~np.isfinite(points))[0]
         raise ValueError(

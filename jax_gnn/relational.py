@@ -524,8 +524,7 @@ class RelationalGraph:
                 lengths[f"{edges_name}.{array}"] = (getattr(edges, array), length)
         for vector, (array, length) in lengths.items():
             dtypes[vector] = check_index(f"{name}.{vector}", array)
-            if array.shape != (length,):
-                raise ValueError(f"{name}.{vector} must be ({length},), got shape {array.shape}")
+            arguments.check_shape(f"{name}.{vector}", array, f"({length},)", length)
         check_one_dtype(name, dtypes)
 
     def matrix(self, *, weighted: bool = False) -> RelationalMatrix:

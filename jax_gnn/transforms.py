@@ -17,7 +17,6 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arguments import check_choice, check_instance
 from jax_gnn._core.ids import device_of, is_traced, on_host, to_device
 from jax_gnn.graph import Graph, placed_like
 from jax_gnn.hypergraph import Hypergraph, check_points
@@ -80,10 +79,7 @@ def subgraph(graph: Graph, nodes: ArrayLike) -> Derived:
     num_nodes, (src, dst, edge_ids) = _nodes_and_edges("subgraph", graph)
     selection = arguments.to_numpy("nodes", nodes)
     if selection.dtype == np.bool_:
-        if selection.shape != (num_nodes,):
-            raise ValueError(
-                f"nodes must be a mask of num_nodes={num_nodes}, got shape {selection.shape}"
-            )
+        arguments.check_shape("nodes", selection, f"a mask of {num_nodes=}", num_nodes)
         ids = np.flatnonzero(selection)
     else:
         ids = _node_ids(nodes, num_nodes)
@@ -116,7 +112,7 @@ def k_hop_subgraph(
     """
     num_nodes, (src, dst, _) = _nodes_and_edges("k_hop_subgraph", graph)
     roots = _node_ids(np.atleast_1d(arguments.to_numpy("nodes", nodes)), num_nodes)
-    check_choice("direction", direction, ("in", "out", "both"))
+    arguments.check_choice("direction", direction, ("in", "out", "both"))
     is_reached = np.zeros(num_nodes, bool)
     is_reached[roots] = True
     for _ in range(arguments.check_size("num_hops", num_hops)):
@@ -146,7 +142,7 @@ def connected_components(
         array([0, 1, 0, 1])
     """
     num_nodes, (src, dst, _) = _nodes_and_edges("connected_components", graph)
-    check_choice("connection", connection, ("weak", "strong"))
+    arguments.check_choice("connection", connection, ("weak", "strong"))
     if num_nodes == 0:
         return np.zeros(0, np.int64)
     import scipy.sparse.csgraph
@@ -509,7 +505,7 @@ def _nodes_and_edges(
     caller: str, graph: Graph
 ) -> tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return the number of nodes, and the edges in the graph's order without padding."""
-    check_instance("graph", graph, Graph)
+    arguments.check_instance("graph", graph, Graph)
     return graph.num_nodes, graph._host_edges(caller)
 
 
@@ -551,7 +547,7 @@ def _sparse(
 
 def _both_sides(caller: str, hypergraph: Hypergraph) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return nodes and hyperedges of the sending, and of the receiving incidences."""
-    check_instance("hypergraph", hypergraph, Hypergraph)
+    arguments.check_instance("hypergraph", hypergraph, Hypergraph)
     sides = hypergraph.graph, hypergraph.receiving
     return [side._host_edges(caller)[:2] for side in sides]
 
@@ -575,8 +571,7 @@ def _groups(graph_ids: ArrayLike | None, num_nodes: int) -> list[np.ndarray]:
     if graph_ids is None:
         return [np.arange(num_nodes)] if num_nodes else []
     ids = arguments.check_ids("graph_ids", graph_ids)
-    if ids.shape != (num_nodes,):
-        raise ValueError(f"graph_ids must be (num_nodes={num_nodes},), got shape {ids.shape}")
+    arguments.check_shape("graph_ids", ids, f"({num_nodes=},)", num_nodes)
     order = np.argsort(ids, kind="stable")
     order = order[ids[order] >= 0]
     starts = np.flatnonzero(np.diff(ids[order], prepend=-1))

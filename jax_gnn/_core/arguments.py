@@ -41,6 +41,15 @@ def check_features(
     return x
 
 
+def check_shape(name: str, array: Shaped, axes: str, *sizes: int | None) -> None:
+    """Raise an error unless an array has these sizes, where None is any; errors give ``axes``."""
+    shape = array.shape
+    if len(shape) != len(sizes) or any(
+        n not in (None, m) for n, m in zip(sizes, shape, strict=True)
+    ):
+        raise ValueError(f"{name} must be {axes}, got shape {shape}")
+
+
 def check_real(name: str, values: ArrayLike) -> Array:
     """Return the values as an array of integers or floating-point numbers."""
     values = as_array(name, values)
@@ -54,8 +63,7 @@ def check_real_vector(name: str, values: object, size_name: str, size: int) -> A
     array: Array = to_array(name, values)
     if not is_real(array.dtype):
         raise TypeError(f"{name} must be real numbers, got {array.dtype}")
-    if array.shape != (size,):
-        raise ValueError(f"{name} must be ({size_name}={size},), got shape {array.shape}")
+    check_shape(name, array, f"({size_name}={size},)", size)
     return array
 
 
@@ -116,8 +124,7 @@ def check_scale_column(
     if scale is None:
         return None
     scale = check_real(name, scale)
-    if scale.shape != (size,):
-        raise ValueError(f"{name} must be ({size_name}={size},), got shape {scale.shape}")
+    check_shape(name, scale, f"({size_name}={size},)", size)
     return scale.astype(acc)[:, None]
 
 
@@ -357,9 +364,6 @@ def check_compressed(
     """Check the arrays of a CSR matrix, and return them without entries past the last row.
 
     scipy's own check accepts any indices if ``indptr`` ends at 0, and decreases beyond 32 bits.
-
-    Raises:
-        ValueError: the arrays are not those of a matrix of this size.
     """
     for part, array in (("indices", indices), ("indptr", indptr)):
         if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
@@ -411,12 +415,7 @@ def as_array(name: str, values: Any) -> Array:
 
 
 def as_numbers(name: str, values: object, xp: ModuleType) -> Any:
-    """Return an array of the module ``xp`` in a dtype of JAX that holds its integers.
-
-    Raises:
-        TypeError: the values are no array of numbers.
-        ValueError: an integer needs 64 bits, and JAX has 32.
-    """
+    """Return an array of the module ``xp`` in a dtype of JAX that holds its integers."""
     array = to_array(name, values)
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size:
         limits = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))

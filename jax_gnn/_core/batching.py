@@ -65,11 +65,12 @@ def batch_features(
 
 def batch_composition(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Any:
     """Apply a primitive to a batch by the primitives of its plain version."""
-    del size
-    axes = tuple(jax.tree.map(lambda is_batched: 0 if is_batched else None, batched))
     plain = functools.partial(bind.op.xla, **bind.attributes, implementation=bind.implementation)
-    names = operands._fields
-    return jax.vmap(lambda *args: plain(**dict(zip(names, args, strict=True))), axes)(*operands)
+
+    def of_operands(*args: PyTree) -> Any:
+        return plain(**dict(zip(operands._fields, args, strict=True)))
+
+    return vmap_batched(of_operands, size, *batched)(*operands)
 
 
 def disjoint_union(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Any:
@@ -98,6 +99,12 @@ def disjoint_union(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> 
 def map_batch(bind: Callable[[Any], Any], operands: PyTree) -> Any:
     """Apply a primitive to each element of a batch in turn."""
     return jax.lax.map(bind, jax.tree.map(replicate, operands))
+
+
+def vmap_batched(function: Callable[..., Any], size: int, *batched: PyTree) -> Callable[..., Any]:
+    """Map a function over a batch, the first axis of the arguments' arrays that are ``batched``."""
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+    return jax.vmap(function, axes, axis_size=size)
 
 
 def broadcast_batch(operands: PyTree, batched: PyTree, size: int) -> Any:

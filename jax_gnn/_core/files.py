@@ -113,25 +113,19 @@ def read_array(
     """Read one array of a ``.npz`` file; errors name the file and the array's key."""
     key = array_key(member)
     try:
-        return _read_member(archive, member, key, memory)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError("it is compressed by a method that can make gigabytes of a block")
+        # The header is read first, so that its claim comes before the array is allocated.
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            if version not in _NPY_HEADERS:
+                raise ValueError(f"arrays of version {version} are not supported")
+            shape, _, dtype = _NPY_HEADERS[version](file)
+        # Rows of no elements count too. Features are copied to float32; other arrays are sorted.
+        work = 8 if key == "x" or key.endswith("_utf8") else dtype.itemsize + ID_BYTES
+        memory.claim("it", math.prod(max(size, 1) for size in shape) * (dtype.itemsize + work))
+        with archive.open(member) as file:
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+            return array
     except Exception as error:
         raise ValueError(f"{path}: cannot read {key!r}: {error}") from error
-
-
-def _read_member(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, key: str, memory: Memory
-) -> np.ndarray:
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError("it is compressed by a method that can make gigabytes of a block")
-    # The header is read first, so that its claim comes before the array is allocated.
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in _NPY_HEADERS:
-            raise ValueError(f"arrays of version {version} are not supported")
-        shape, _, dtype = _NPY_HEADERS[version](file)
-    # Rows of no elements count too. Features are copied to float32; all other arrays are sorted.
-    work = 8 if key == "x" or key.endswith("_utf8") else dtype.itemsize + ID_BYTES
-    memory.claim("it", math.prod(max(size, 1) for size in shape) * (dtype.itemsize + work))
-    with archive.open(member) as file:
-        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-        return array

@@ -106,7 +106,10 @@ def run_on_host(*fields: str) -> Callable[[F], F]:
             values = [*used, *args, *kwargs.values()]
             values += [x for value in values if isinstance(value, Mapping) for x in value.values()]
             arrays = [x for x in values if isinstance(x, jax.Array)]
-            if not arrays or is_traced(*arrays) or not _on_one_device(arrays):
+            if not arrays or is_traced(*arrays):
+                return method(self, *args, **kwargs)
+            devices = set().union(*(x.devices() for x in arrays))
+            if len(devices) > 1 or not all(x.is_fully_addressable for x in arrays):
                 return method(self, *args, **kwargs)
             # Results that are arguments again, unchanged, are returned as the original arrays.
             copies = dict(zip(map(id, arrays), jax.device_get(arrays), strict=True))
@@ -125,11 +128,6 @@ def run_on_host(*fields: str) -> Callable[[F], F]:
         return call  # type: ignore[return-value]
 
     return decorator
-
-
-def _on_one_device(arrays: list[Array]) -> bool:
-    devices = set().union(*(x.devices() for x in arrays))
-    return len(devices) == 1 and all(x.is_fully_addressable for x in arrays)
 
 
 # --- Ids of any integer type ---------------------------------------------------------------------

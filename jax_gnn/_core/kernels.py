@@ -71,19 +71,16 @@ def max_blocks(csr: Csr) -> int:
 
 def per_row(operands: PyTree, **attributes: object) -> jax.ShapeDtypeStruct:
     """Return the shape with a row for each row of the matrix, and the first operand's features."""
-    del attributes
     x = operands[0]
     return jax.ShapeDtypeStruct((operands.matrix.by_row.num_rows, *x.shape[1:]), x.dtype)
 
 
 def per_entry(operands: PyTree, *, heads: int, **attributes: object) -> jax.ShapeDtypeStruct:
     """Return the shape with a number for each entry of the matrix and head."""
-    del attributes
     dtype = accumulator_dtype(operands[0].dtype)
     return jax.ShapeDtypeStruct((operands.matrix.by_row.count, heads), dtype)
 
 
 def like_first(operands: PyTree, **attributes: object) -> jax.ShapeDtypeStruct:
     """Return the shape of the first operand."""
-    del attributes
     return jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)

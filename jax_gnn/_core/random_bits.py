@@ -25,12 +25,7 @@ KeyWords = tuple[Array, Array]
 
 
 def key_words(name: str, key: object) -> KeyWords:
-    """Return the two words of a JAX key; keys of more words are hashed to two.
-
-    Raises:
-        TypeError: `key` is no key of JAX.
-        ValueError: `key` holds several keys.
-    """
+    """Return the two words of a JAX key; keys of more words are hashed to two."""
     expected = f"{name} must be a key of jax.random, such as jax.random.key(0), got"
     if not isinstance(key, jax.Array | np.ndarray):
         raise TypeError(f"{expected} {type(key).__name__}")
@@ -50,12 +45,7 @@ def key_words(name: str, key: object) -> KeyWords:
 
 
 def host_key_words(name: str, key: object) -> Any:
-    """Return the two words of a key; uint32 words in numpy are read without asking a device.
-
-    Raises:
-        TypeError: `key` is no key.
-        ValueError: `key` holds several keys of ``jax.random``.
-    """
+    """Return the two words of a key; uint32 words in numpy are read without asking a device."""
     if isinstance(key, jax.Array):
         first, second = key_words(name, key)
         return np.uint32(first), np.uint32(second)

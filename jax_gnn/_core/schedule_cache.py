@@ -8,7 +8,6 @@ beside this module is shipped with the library, and serves keys that the user's 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import json
@@ -17,7 +16,7 @@ import os
 import reprlib
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,11 +45,7 @@ Entries = dict[str, dict[str, Tuned]]
 
 
 def path() -> Path:
-    """Return the path of the file.
-
-    Raises:
-        FileNotFoundError: the user has no home.
-    """
+    """Return the path of the file."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
@@ -113,14 +108,11 @@ def read() -> Entries:
 
 
 def store(device: str, tuned: Mapping[str, Tuned]) -> None:
-    """Add schedules to the file, atomically and without losing those of other processes.
-
-    Raises:
-        OSError: the file cannot be written, and is unchanged.
-    """
+    """Add schedules to the file, atomically and without losing those of other processes."""
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(file):
+    with open(file.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file unlocks it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a broken file is replaced
             entries = read()
@@ -139,22 +131,11 @@ def store(device: str, tuned: Mapping[str, Tuned]) -> None:
 
 
 def clear() -> bool:
-    """Remove the file, and return whether there was one.
-
-    Raises:
-        OSError: the file cannot be removed.
-    """
+    """Remove the file, and return whether there was one."""
     existed = path().exists()
     path().unlink(missing_ok=True)
     _cached.cache_clear()
     return existed
-
-
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with open(file.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file unlocks it
-        yield
 
 
 def _parse(document: Any) -> Entries:
@@ -171,8 +152,13 @@ def _parse(document: Any) -> Entries:
 
 def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds: Any) -> Tuned:
     family = family_of(name)
+    # Values must have the type of the allowed ones, too: True is none of the numbers.
     if family is not None and (
-        len(schedule) != len(family.allowed) or not all(map(_is_one_of, schedule, family.allowed))
+        len(schedule) != len(family.allowed)
+        or any(
+            type(value) is not type(next(iter(allowed))) or value not in allowed
+            for value, allowed in zip(schedule, family.allowed, strict=True)
+        )
     ):
         raise ValueError(f"it is damaged ({reprlib.repr(schedule)} is no schedule)")
     times = microseconds, rule_microseconds
@@ -180,8 +166,3 @@ def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds:
         if type(time) not in (int, float) or not 0 < float(time) < math.inf:
             raise ValueError(f"it is damaged ({reprlib.repr(time)} is no time)")
     return Tuned(tuple(schedule), *map(float, times))
-
-
-def _is_one_of(value: object, allowed: Collection[object]) -> bool:
-    """Whether a value is one of the allowed values, and of the same type."""
-    return type(value) is type(next(iter(allowed))) and value in allowed

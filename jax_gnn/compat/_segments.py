@@ -137,7 +137,6 @@ def segments_of(
     mode: object = None,
 ) -> Segments | None:
     """Return the segments of a call of ``jax.ops``; None leaves the call to the original."""
-    del unique_indices  # no kernel gains by them
     is_sorted, ids, size = indices_are_sorted, segment_ids, num_segments
     if not (is_array(data) and is_array(ids) and isinstance(is_sorted, bool)):
         return None

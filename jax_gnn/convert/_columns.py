@@ -47,10 +47,6 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
             name.
         names: columns that hold names, such as "007" in a CSV file. Also the names of the first
             columns of a list of edges.
-
-    Raises:
-        TypeError: the table has another type.
-        ValueError: columns differ in length, or two have one name.
     """
     if isinstance(table, str | os.PathLike):
         path = Path(table)
@@ -395,10 +391,6 @@ def encode(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]
     Returns:
         The values, mostly integers or objects; and for each column ``(rows,)`` the numbers of its
         values, -1 if missing.
-
-    Raises:
-        TypeError: values cannot be compared with each other.
-        ValueError: a column is not one-dimensional.
     """
     parts = list(columns.values())
     if all(map(_is_arrow, parts)):

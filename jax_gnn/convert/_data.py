@@ -170,11 +170,7 @@ class Edges(NamedTuple):
     count: Any = None  # number of edges of the input, dropped ones included; None if unknown
 
     def values(self, name: str, tree: Tree) -> Any:
-        """Return the values of these edges, from arrays with a row for each edge of the input.
-
-        Raises:
-            ValueError: the number of rows is wrong, or edges that were added have no values.
-        """
+        """Return the values of these edges, from arrays with a row for each edge of the input."""
         if not jax.tree.leaves(tree):
             return tree
         if self.ids is None:

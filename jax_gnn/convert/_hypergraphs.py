@@ -105,24 +105,18 @@ def to_hypernetx(data: Data | Hypergraph) -> HypernetxHypergraph:
     )
     if frame.empty:
         return hypernetx.Hypergraph({})
-    nodes, hyperedges = (
-        dict(
-            zip(
-                names,
-                _data.attributes(_data.named(part, getattr(data, part)), len(names)),
-                strict=True,
-            )
-        )
-        for part, names in (("nodes", node_names), ("edges", edge_names))
-    )
+    properties = {}
+    for part, names in (("node", node_names), ("edge", edge_names)):
+        columns = _data.named(f"{part}s", getattr(data, f"{part}s"))
+        rows = _data.attributes(columns, len(names))
+        properties[f"{part}_properties"] = dict(zip(names, rows, strict=True))
     return hypernetx.Hypergraph(
         frame,
         edge_col="edges",
         node_col="nodes",
         cell_weight_col=WEIGHT,
         misc_cell_properties_col=MISC,
-        node_properties=nodes,
-        edge_properties=hyperedges,
+        **properties,
     )
 
 

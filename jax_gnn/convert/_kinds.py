@@ -263,18 +263,17 @@ def _decorated(sign: str, word: str) -> float:
 
 
 def _iso(word: str) -> float:
-    if not _ISO(word):
-        return math.nan
-    try:
-        return _since_epoch(datetime.datetime.fromisoformat(word))
-    except (ValueError, OverflowError):  # a zone may lead beyond the year 9999
-        return math.nan
+    return _parsed_time(datetime.datetime.fromisoformat, word) if _ISO(word) else math.nan
 
 
 def _strptime(form: str, word: str) -> float:
+    return _parsed_time(lambda text: datetime.datetime.strptime(text, form), word)
+
+
+def _parsed_time(parse: Callable[[str], datetime.datetime], word: str) -> float:
     try:
-        return _since_epoch(datetime.datetime.strptime(word, form))
-    except ValueError:
+        return _since_epoch(parse(word))
+    except (ValueError, OverflowError):  # a zone may lead beyond the year 9999
         return math.nan
 
 
@@ -299,19 +298,13 @@ def _times(values: Column) -> np.ndarray | None:
         cell is None or isinstance(cell, datetime.date) for cell in cells
     ):
         return None
-    midnight = datetime.time()
-    return np.array(
-        [
-            math.nan
-            if cell is None
-            else _since_epoch(
-                cell
-                if isinstance(cell, datetime.datetime)
-                else datetime.datetime.combine(cell, midnight)
-            )
-            for cell in cells
-        ]
-    )
+    times = np.full(len(cells), math.nan)
+    for row, cell in enumerate(cells):
+        if isinstance(cell, datetime.datetime):
+            times[row] = _since_epoch(cell)
+        elif cell is not None:
+            times[row] = _since_epoch(datetime.datetime.combine(cell, datetime.time()))
+    return times
 
 
 def fill_value(array: np.ndarray, fill: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import numpy as np
@@ -48,39 +48,33 @@ def to_scipy(
     """
     if format not in get_args(Format):
         raise ValueError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
-    rows, cols, entries, shape = _Entries.of(data, values)
+    rows, cols, entries, shape = _entries(data, values)
     if entries.ndim != 1:
         raise ValueError(f"values must be a number for each edge, got shape {entries.shape}")
     return scipy.sparse.coo_array((entries, (rows, cols)), shape=shape).asformat(format)
 
 
-class _Entries(NamedTuple):
-    """Entries of a matrix in the order of the input, and its shape."""
-
-    rows: np.ndarray
-    cols: np.ndarray
-    values: np.ndarray
-    shape: tuple[int, int]
-
-    @classmethod
-    def of(cls, data: Data | Graph | Hypergraph, values: str | None) -> _Entries:
-        data = as_data(data, Graph, Hypergraph)
-        graph, part = data.graph, "edges"
-        if isinstance(graph, Hypergraph):
-            edges, graph, part = incidences_of(graph), graph.graph, "incidences"
-        else:
-            edges = edges_of(graph)
-        columns = named(part, getattr(data, part))
-        if values is None and WEIGHT not in columns:
-            entries = np.ones(len(edges.src), np.float32)
-        else:
-            key = WEIGHT if values is None else values
-            if key not in columns:
-                raise ValueError(f"values must be among {part}, {', '.join(columns)}, got {key!r}")
-            entries = np.asarray(edges.values(f"{part}[{key!r}]", columns[key]))
-        if part == "incidences":
-            return cls(edges.src, edges.dst, entries, (graph.num_src, graph.num_dst))
-        return cls(edges.dst, edges.src, entries, (graph.num_dst, graph.num_src))
+def _entries(
+    data: Data | Graph | Hypergraph, values: str | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]]:
+    """Return rows, columns and values of the entries in the order of the input, and the shape."""
+    data = as_data(data, Graph, Hypergraph)
+    graph, part = data.graph, "edges"
+    if isinstance(graph, Hypergraph):
+        edges, graph, part = incidences_of(graph), graph.graph, "incidences"
+    else:
+        edges = edges_of(graph)
+    columns = named(part, getattr(data, part))
+    if values is None and WEIGHT not in columns:
+        entries = np.ones(len(edges.src), np.float32)
+    else:
+        key = WEIGHT if values is None else values
+        if key not in columns:
+            raise ValueError(f"values must be among {part}, {', '.join(columns)}, got {key!r}")
+        entries = np.asarray(edges.values(f"{part}[{key!r}]", columns[key]))
+    if part == "incidences":
+        return edges.src, edges.dst, entries, (graph.num_src, graph.num_dst)
+    return edges.dst, edges.src, entries, (graph.num_dst, graph.num_src)
 
 
 def from_bcoo(matrix: SparseArray) -> Data:
@@ -143,7 +137,7 @@ def to_bcoo(data: Data | Graph | Hypergraph, values: str | None = None) -> Spars
     """
     from jax.experimental import sparse
 
-    rows, cols, entries, shape = _Entries.of(data, values)
+    rows, cols, entries, shape = _entries(data, values)
     indices = np.stack([rows, cols], axis=1).astype(np.int32)
     arrays = jax.device_put((entries, indices))
     return sparse.BCOO(arrays, shape=(*shape, *entries.shape[1:]))
@@ -158,7 +152,7 @@ def to_bcsr(data: Data | Graph | Hypergraph, values: str | None = None) -> Spars
     """
     from jax.experimental import sparse
 
-    rows, cols, entries, shape = _Entries.of(data, values)
+    rows, cols, entries, shape = _entries(data, values)
     order = np.argsort(rows, kind="stable")
     # A stable sort keeps the order of the input within rows.
     indptr = np.searchsorted(rows[order], np.arange(shape[0] + 1))

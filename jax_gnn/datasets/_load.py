@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jax_gnn._core.files import as_path
 from jax_gnn.datasets._csv import SUFFIXES, load_csv
@@ -32,67 +31,49 @@ from jax_gnn.datasets._triples import TRIPLES, load_triples
 Dataset = TypeVar("Dataset", bound=NodeDataset)
 
 
-class _Format(NamedTuple, Generic[Dataset]):
-    """Format of datasets."""
+# For each loader the files and the name of its format, for errors, and patterns of the names of its
+# files, any of which shows the format.
+_Formats = Mapping[Callable[..., Dataset], tuple[str, ...]]
 
-    patterns: tuple[str, ...]  # patterns of the names of its files, any of which shows the format
-    load: Callable[[Path], Dataset]  # the loader
-    example: str  # description of the files, for errors
-    origin: str  # name of the format, for errors
-
-    @property
-    def description(self) -> str:
-        return f"{self.example}: {self.origin} (see {self.load.__name__})"
-
-
-_HYPERGRAPHS = (
-    _Format(("*.npz",), load_npz, "NAME.npz", "plain arrays"),
-    _Format(
-        ("hypergraph.pickle", "labels.pickle"),
-        load_hypergcn,
-        "a folder with hypergraph.pickle",
-        "HyperGCN",
+_HYPERGRAPHS: _Formats[HypergraphDataset] = {
+    load_npz: ("NAME.npz: plain arrays", "*.npz"),
+    load_hypergcn: (
+        "a folder with hypergraph.pickle: HyperGCN",
+        "hypergraph.pickle",
+        "labels.pickle",
     ),
-    _Format(
-        ("*.content", "*.edges"),
-        load_allset,
-        "a folder with NAME.content and NAME.edges",
-        "AllSet, LEGCN",
+    load_allset: (
+        "a folder with NAME.content and NAME.edges: AllSet, LEGCN",
+        "*.content",
+        "*.edges",
     ),
-    _Format(
-        ("hyperedges-*.txt", "node-labels-*.txt"),
-        load_cornell,
-        "a folder with hyperedges-NAME.txt",
-        "Cornell",
+    load_cornell: (
+        "a folder with hyperedges-NAME.txt: Cornell",
+        "hyperedges-*.txt",
+        "node-labels-*.txt",
     ),
-    _Format(("*.hgr",), load_hmetis, "NAME.hgr", "hMETIS"),
-)
-_GRAPHS = (
-    _Format(("*.npz",), load_graph_npz, "NAME.npz", "plain arrays"),
-    _Format(("ind.*",), load_planetoid, "a folder with ind.NAME.graph", "Planetoid"),
-    _Format(
-        tuple(f"*{part}.{kind}" for part in ("nodes", "edges") for kind in SUFFIXES),
-        load_csv,
-        "a folder with nodes.csv and edges.csv",
-        "tables",
-    ),
-    _Format(("node-label.csv.gz",), load_ogb_nodes, "a folder with raw/node-label.csv.gz", "OGB"),
-    _Format(("*.mtx", "*.mtx.gz"), load_matrix_market, "NAME.mtx", "MatrixMarket"),
-    _Format(("*.txt", "*.txt.gz"), load_snap, "NAME.txt", "SNAP's lists of edges"),
-)
-_MANY_GRAPHS = (
-    _Format(("*_A.txt",), load_tu, "a folder with NAME_A.txt", "TUDataset"),
-    _Format(
-        ("graph-label.csv.gz",), load_ogb_graphs, "a folder with raw/graph-label.csv.gz", "OGB"
-    ),
-    _Format(("*.txt",), load_gin, "NAME.txt", "the format of GIN's code"),
-)
-_RELATIONAL = (
-    _Format(("*.npz",), load_relational_npz, "NAME.npz", "plain arrays"),
-    _Format(("*.nt", "*.nt.gz"), load_rdf, "a folder with NAME.nt or NAME.nt.gz", "RDF"),
-    _Format(("link.dat",), load_hgb, "a folder with link.dat", "HGB"),
-    _Format(tuple(TRIPLES.values()), load_triples, "a folder with train.txt", "facts"),
-)
+    load_hmetis: ("NAME.hgr: hMETIS", "*.hgr"),
+}
+_TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges") for kind in SUFFIXES]
+_GRAPHS: _Formats[GraphDataset] = {
+    load_graph_npz: ("NAME.npz: plain arrays", "*.npz"),
+    load_planetoid: ("a folder with ind.NAME.graph: Planetoid", "ind.*"),
+    load_csv: ("a folder with nodes.csv and edges.csv: tables", *_TABLES),
+    load_ogb_nodes: ("a folder with raw/node-label.csv.gz: OGB", "node-label.csv.gz"),
+    load_matrix_market: ("NAME.mtx: MatrixMarket", "*.mtx", "*.mtx.gz"),
+    load_snap: ("NAME.txt: SNAP's lists of edges", "*.txt", "*.txt.gz"),
+}
+_MANY_GRAPHS: _Formats[GraphsDataset] = {
+    load_tu: ("a folder with NAME_A.txt: TUDataset", "*_A.txt"),
+    load_ogb_graphs: ("a folder with raw/graph-label.csv.gz: OGB", "graph-label.csv.gz"),
+    load_gin: ("NAME.txt: the format of GIN's code", "*.txt"),
+}
+_RELATIONAL: _Formats[RelationalDataset] = {
+    load_relational_npz: ("NAME.npz: plain arrays", "*.npz"),
+    load_rdf: ("a folder with NAME.nt or NAME.nt.gz: RDF", "*.nt", "*.nt.gz"),
+    load_hgb: ("a folder with link.dat: HGB", "link.dat"),
+    load_triples: ("a folder with train.txt: facts", *TRIPLES.values()),
+}
 
 
 def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
@@ -144,10 +125,10 @@ def load_relational(source: str | os.PathLike[str]) -> RelationalDataset:
 def _load(
     source: str | os.PathLike[str],
     load_digits: Callable[[], Dataset] | None,
-    formats: Sequence[_Format[Dataset]],
+    formats: _Formats[Dataset],
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Dataset:
-    descriptions = [entry.description for entry in formats]
+    descriptions = [f"{text} (see {load.__name__})" for load, (text, *_) in formats.items()]
     if load_digits is not None:
         if isinstance(source, str) and source == "digits":
             _check_options(source, options)
@@ -162,25 +143,25 @@ def _load(
     if (path / "raw").is_dir():  # OGB's layout
         names += [file.name for file in (path / "raw").iterdir()]
     matches = [
-        entry
-        for entry in formats
-        if any(fnmatchcase(name, pattern) for name in names for pattern in entry.patterns)
+        load
+        for load, (_, *patterns) in formats.items()
+        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
     ]
     # Each .npz file of a folder is a dataset: only its path says which is meant.
-    if path.is_dir() and any("*.npz" in entry.patterns for entry in matches):
-        matches = [entry for entry in matches if "*.npz" not in entry.patterns]
+    if path.is_dir() and any("*.npz" in formats[load] for load in matches):
+        matches = [load for load in matches if "*.npz" not in formats[load]]
         if not matches:
             raise ValueError(f"{path} is a folder of .npz files; name one of them")
     if path.is_dir():  # where text may be anything
-        matches = [entry for entry in matches if entry.load is not load_snap]
+        matches = [load for load in matches if load is not load_snap]
     if not matches:
         problem = "is of no known format" if names else "is an empty folder"
         raise ValueError(f"{path} {problem}; {choices}")
     if len(matches) > 1:  # GIN's pattern also matches the text files of other formats
-        matches = [entry for entry in matches if entry.load is not load_gin]
+        matches = [load for load in matches if load is not load_gin]
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
-    load: Callable[..., Dataset] = matches[0].load
+    (load,) = matches
     if load is load_csv:
         return load(path, **options)
     _check_options(path, options)

@@ -247,11 +247,7 @@ def load_value(path: Path) -> Any:
 
 
 def flat(field: str, value: Any) -> Any:
-    """Return a value of a pickle after a check that numpy may read it; a set becomes a list.
-
-    Raises:
-        ValueError: the value is a list, tuple or set of anything but numbers.
-    """
+    """Return a value of a pickle after a check that numpy may read it; a set becomes a list."""
     if not isinstance(value, list | tuple | set):
         return value
     for kind in set(map(type, value)) - {int, float, bool}:

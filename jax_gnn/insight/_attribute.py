@@ -13,7 +13,6 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arguments import check_choice
 from jax_gnn._core.arrays import summarize_fields
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
@@ -105,8 +104,7 @@ def edge_scores(name: str, scores: Attribution | ArrayLike, num_edges: int) -> n
     if values is None:
         raise ValueError(f"{name} must be an attribution to edges, got one without")
     array = arguments.to_numpy(name, values)
-    if array.shape != (num_edges,):
-        raise ValueError(f"{name} must be ({num_edges=},), got shape {array.shape}")
+    arguments.check_shape(name, array, f"({num_edges=},)", num_edges)
     return array
 
 
@@ -185,7 +183,7 @@ def attribute(
         (array([0., 2., 0., 8.], dtype=float32), [(3, 2, 8.0)])
     """
     # The model runs once here, for the explained entries; methods run it on parts of its inputs.
-    check_choice("method", method, get_args(Method))
+    arguments.check_choice("method", method, get_args(Method))
     call, columns = prepared(model, graph, x, index, target, named)
     has_edges = isinstance(call.graph, Edged)
     edges = has_edges if edges is None else arguments.check_flag("edges", edges)

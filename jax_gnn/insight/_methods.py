@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -16,8 +15,6 @@ from jax_gnn.insight._call import Call
 from jax_gnn.insight._gates import Log, check_edged, edges_of, gated
 
 Mask = dict[str, Array]
-Value = Callable[[Call, Array], Array]
-"""Function from a point between baseline and input to the explained value."""
 
 # GNNExplainer's weights of the sizes and entropies of the masks in the loss (appendix B of the
 # paper, and its program), and the deviation of the initial mask of features.
@@ -71,28 +68,22 @@ def gradients(call: Call, *, edges: bool) -> tuple[Array, Array | None]:
 
 def integrated(call: Call, start: Array, edges: bool) -> tuple[Array, Array | None]:
     """Integrate gradients from a baseline of the features, and from gates of 0."""
-    features = _integral(_value_at_features, call, start, call.x - start)
+    features = _integral("x", call, start, call.x - start)
     if not edges:
         return features, None
     gates = _ones(call)
-    return features, _integral(_value_at_gates, call, 0 * gates, gates)
+    return features, _integral("gate", call, 0 * gates, gates)
 
 
-def _value_at_features(call: Call, x: Array) -> Array:
-    return call.value(x)
-
-
-def _value_at_gates(call: Call, gate: Array) -> Array:
-    return call.value(gate=gate)
-
-
-def _integral(value: Value, call: Call, start: Array, step: Array) -> Array:
+def _integral(name: str, call: Call, start: Array, step: Array) -> Array:
     """Return ``step`` times the mean gradient on the line from ``start`` to ``start + step``.
 
-    Its sum is the change of the value along the line. Intervals in which a sum misses that change
-    are halved: at the kink of a ReLU gradients jump, which no rule of fixed points integrates.
+    Points of the line are values of an argument of `Call.value`, ``"x"`` or ``"gate"``. The sum of
+    the result is the change of the explained value along the line. Intervals in which a sum misses
+    that change are halved: at the kink of a ReLU gradients jump, which no rule of fixed points
+    integrates.
     """
-    y0, y1 = (float(value(call, start + t * step)) for t in (0, 1))
+    y0, y1 = (float(call.value(**{name: start + t * step})) for t in (0, 1))
     noise = float(np.finfo(step.dtype).eps) * max(abs(y0), abs(y1))
     accuracy = max(5e-5 * abs(y1 - y0), 4 * noise)
     max_error = max(accuracy / 32, 2 * noise)  # of an interval; errors of both signs cancel
@@ -108,7 +99,7 @@ def _integral(value: Value, call: Call, start: Array, step: Array) -> Array:
             count = len(starts[i : i + INTERVALS])
             intervals[:, :count] = starts[i : i + INTERVALS], stops[i : i + INTERVALS]
             sums, errors, is_accurate = _integrate(
-                value, call, start, step, jnp.asarray(intervals), max_error
+                name, call, start, step, jnp.asarray(intervals), max_error
             )
             accepted, pending = accepted + sums[0], pending + sums[1]
             results.append(np.asarray([errors, is_accurate], np.float64)[:, :count])
@@ -123,9 +114,9 @@ def _integral(value: Value, call: Call, start: Array, step: Array) -> Array:
         starts, stops = np.append(a, (a + b) / 2), np.append((a + b) / 2, b)
 
 
-@functools.partial(jax.jit, static_argnames="value")
+@functools.partial(jax.jit, static_argnames="name")
 def _integrate(
-    value: Value, call: Call, start: Array, step: Array, intervals: Array, max_error: float
+    name: str, call: Call, start: Array, step: Array, intervals: Array, max_error: float
 ) -> tuple[tuple[Array, Array], Array, Array]:
     """Integrate over intervals.
 
@@ -133,7 +124,9 @@ def _integrate(
         The sums over accurate, and over inaccurate intervals; the error of each interval; and
         whether it is accurate.
     """
-    gradient = jax.grad(lambda point: value(call, point))
+
+    def value(point: Array) -> Array:
+        return call.value(**{name: point})
 
     def add(sums: tuple[Array, Array], interval: Array) -> Any:
         a, b = interval.astype(step.dtype)
@@ -141,11 +134,11 @@ def _integrate(
         def add_point(total: Array, rule: Array) -> tuple[Array, None]:
             node, weight = rule.astype(step.dtype)
             t = (a + b) / 2 + (b - a) / 2 * node
-            return total + weight * gradient(start + t * step), None
+            return total + weight * jax.grad(value)(start + t * step), None
 
         integral, _ = jax.lax.scan(add_point, jnp.zeros_like(step), jnp.asarray(RULE))
         integral *= (b - a) / 2 * step
-        error = integral.sum() - (value(call, start + b * step) - value(call, start + a * step))
+        error = integral.sum() - (value(start + b * step) - value(start + a * step))
 
         # A branch, as XLA may compute an error near the limit twice, and round it differently.
         return jax.lax.cond(

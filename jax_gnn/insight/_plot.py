@@ -99,10 +99,8 @@ def plot_neighborhood(
     fill = ["#AAB2BD"] * len(nodes)
     if labels is not None:
         classes = arguments.check_ids("labels", labels)
-        if classes.shape != (graph.num_nodes,):
-            raise ValueError(
-                f"labels must be (num_nodes={graph.num_nodes},), got shape {classes.shape}"
-            )
+        num_nodes = graph.num_nodes
+        arguments.check_shape("labels", classes, f"({num_nodes=},)", num_nodes)
         fill = [PALETTE[label % len(PALETTE)] for label in classes[nodes]]
     x, y = positions.T
     ax.scatter(x, y, s=size, c=fill, edgecolors="white", linewidths=0.8, zorder=2)

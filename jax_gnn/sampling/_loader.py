@@ -6,6 +6,7 @@ batch of seeds and fetches their rows.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -223,22 +224,16 @@ def neighbor_batches(
     # Padded to a multiple of the number of shards, so that these are equally long.
     source: Any = np.concatenate([nodes, np.full(-len(nodes) % count, PADDING)])
     dataset = grain.MapDataset.source(source).shuffle(seed % 2**32)[index::count]
-    dataset = dataset.batch(batch_size, batch_fn=_Stack(batch_size))
+    dataset = dataset.batch(batch_size, batch_fn=functools.partial(_padded, batch_size))
     sample = _Sample(graph, checked, x, y, {"replace": replace, "tree": tree, "capacity": capacity})
     draws = np.random.SeedSequence([seed % 2**32, index]).generate_state(1)
     return dataset.random_map(sample, seed=int(draws[0]))
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """Stacks seeds to a batch, which is padded."""
-
-    batch_size: int
-
-    def __call__(self, seeds: Sequence[int]) -> np.ndarray:
-        batch = np.full(self.batch_size, PADDING)
-        batch[: len(seeds)] = seeds
-        return batch
+def _padded(batch_size: int, seeds: Sequence[int]) -> np.ndarray:
+    batch = np.full(batch_size, PADDING)
+    batch[: len(seeds)] = seeds
+    return batch
 
 
 @dataclass(frozen=True)

@@ -163,9 +163,8 @@ def sample_neighbors(
     )
     options = SampleOptions(by_layer, sizes, relations, replace, tree, disjoint)
     if on_host:  # arrays of a subclass, a memory map, would give the subclass at every step
-        indptr, cols = map(_as_ndarray, (edges.indptr, edges.cols))
-        types, rule, limits = jax.tree.map(np.asarray, (types, rule, limits))
-        lists = EdgeLists(indptr, cols, types)
+        lists = EdgeLists(edges.indptr, edges.cols, types)
+        lists, rule, limits = jax.tree.map(np.ascontiguousarray, (lists, rule, limits))
         return sample(lists, nodes, host_key_words("key", key), rule, limits, options)
     # Only the arrays that are read: a graph's other half is not moved to the device.
     types = None if types is None else as_signed(types)
@@ -248,10 +247,6 @@ def parse_graph(
         by_layer = check_relation_fanouts("fanouts", fanouts, graph)
         return edges, graph.edge_types, Relations.from_graph(graph), by_layer
     return edges, None, None, check_fanouts("fanouts", fanouts)
-
-
-def _as_ndarray(ids: Any) -> Any:
-    return np.ascontiguousarray(ids).view(np.ndarray)
 
 
 def check_homogeneous(graph: Any) -> Graph:

@@ -82,12 +82,7 @@ class Relations(NamedTuple):
 
 
 def join_seeds(graph: HeteroGraph, seeds: object) -> Any:
-    """Return seeds by type as ids of nodes of all types, concatenated in the order of the mapping.
-
-    Raises:
-        TypeError: `seeds` is no mapping, or not of integers.
-        ValueError: a type is none of the graph's, or ids are not one-dimensional.
-    """
+    """Return seeds by type as ids of nodes of all types, in the order of the mapping."""
     if not isinstance(seeds, Mapping):
         raise TypeError(
             "seeds must be a mapping by node type, such as {'paper': [0, 1]}, got "

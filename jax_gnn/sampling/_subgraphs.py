@@ -157,8 +157,7 @@ def cluster_batch(
     size = num_nodes_of(graph)
     part_ids = arguments.as_ids("parts", parts)
     chosen_ids = arguments.as_ids("chosen", chosen)
-    if part_ids.shape != (size,):
-        raise ValueError(f"parts must be (num_nodes={size},), got shape {part_ids.shape}")
+    arguments.check_shape("parts", part_ids, f"(num_nodes={size},)", size)
     max_nodes = check_room("num_nodes", num_nodes, size)
     max_edges = check_room("num_edges", num_edges, graph.num_edges)
     return _cluster(graph, part_ids, chosen_ids, max_nodes, max_edges)

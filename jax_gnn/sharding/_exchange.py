@@ -145,7 +145,6 @@ class Exchange:
 def _fetch_transpose(
     exchange: Exchange, operands: Sequence[Array | None], cotangents: list[Array | None]
 ) -> tuple[Array | None]:
-    del operands
     local, halo = cotangents
     if halo is None:
         return (local,)

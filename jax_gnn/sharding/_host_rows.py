@@ -211,8 +211,7 @@ def check_rows(values: ArrayLike, block_rows: int | None) -> np.ndarray:
     rows = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype), copy=False)
     if not jnp.issubdtype(rows.dtype, jnp.floating):
         raise TypeError(f"values must be floating-point numbers, got {rows.dtype}")
-    if rows.ndim != 2:
-        raise ValueError(f"values must be (rows, features), got shape {rows.shape}")
+    arguments.check_shape("values", rows, "(rows, features)", None, None)
     if block_rows is not None and arguments.check_integer("block_rows", block_rows) < 1:
         raise ValueError(f"block_rows must be positive, got {block_rows}")
     return rows

@@ -7,7 +7,7 @@ into it: their rows are sent to it, and come last among its sources.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -119,7 +119,12 @@ def _split_edges(
 
         graphs = list(pool.map(build, range(num_parts)))
     if isinstance(graph, RelationalGraph):
-        graphs = _equalize_pairs(graphs)
+        capacities = {
+            name: max(1, *(getattr(local, name) for local in graphs))
+            for name in ("num_src_pairs", "num_dst_pairs")
+            if getattr(graphs[0], name) is not None
+        }
+        graphs = [local.pad(**capacities) for local in graphs]
     # Sorted by source, edges from the halo come last.
     pointers = [edges_of(local).t_indptr for local in graphs]
     num_halo_edges = max(int(starts[-1] - starts[src.capacity]) for starts in pointers)
@@ -209,16 +214,6 @@ def _local_graph(
         relation_names=graph.relation_names,
     )
     return without_pairs.with_parts(*(part for part in PARTS if getattr(graph, part) is not None))
-
-
-def _equalize_pairs(graphs: Sequence[Any]) -> list[Graph | RelationalGraph]:
-    """Pad relational graphs to the largest numbers of (node, relation) pairs among them."""
-    capacities = {
-        name: max(1, *(getattr(graph, name) for graph in graphs))
-        for name in ("num_src_pairs", "num_dst_pairs")
-        if getattr(graphs[0], name) is not None
-    }
-    return [graph.pad(**capacities) for graph in graphs]
 
 
 def _part(

@@ -15,13 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn._core.arguments import (
-    check_container,
-    check_features,
-    check_finite,
-    check_flag,
-    check_real,
-)
+from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, feature_wise, row_width, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation
@@ -171,7 +165,7 @@ def gatv2_attention(
     dst = args.check_rows("dst", dst, "num_dst", args.graph.num_dst)
     src = args.check_rows("src", src, "num_src", args.graph.num_src)
     _check_same_features("src", src, "dst", dst)
-    attention = check_real("attention", attention).astype(acc)
+    attention = arguments.check_real("attention", attention).astype(acc)
     if attention.shape != dst.shape[1:]:
         raise ValueError(
             f"attention must be (heads, *features), {dst.shape[1:]} as dst has them, got shape "
@@ -264,7 +258,7 @@ def dot_attention(
     key = args.check_rows("key", key, "num_src", args.graph.num_src)
     _check_same_features("key", key, "query", query)
     heads = max(args.heads, 1)
-    scale = check_real(
+    scale = arguments.check_real(
         "scale", 1 / math.sqrt(max(row_width(query) // heads, 1)) if scale is None else scale
     )
     if scale.ndim:
@@ -311,15 +305,15 @@ class _AttentionArgs(NamedTuple):
         implementation: Implementation | None,
     ) -> _AttentionArgs:
         """Check the arguments; ``name`` is that of the values in errors."""
-        graph = check_container("graph", graph, Graph)
-        value = check_features(name, value)
+        graph = arguments.check_container("graph", graph, Graph)
+        value = arguments.check_features(name, value)
         if value.ndim < 2 or value.shape[0] != graph.num_src:
             raise ValueError(
                 f"{name} must be (num_src={graph.num_src}, heads, *features), got shape "
                 f"{value.shape}"
             )
-        slope = check_finite("negative_slope", negative_slope)
-        return_lse = check_flag("return_lse", return_lse)
+        slope = arguments.check_finite("negative_slope", negative_slope)
+        return_lse = arguments.check_flag("return_lse", return_lse)
         args = cls(graph, graph, value, name, slope, None, return_lse, implementation)
         scale = args.check_edge_scores("edge_scale", edge_scale)
         graph, scale = graph._gated(scale, args.acc, args.heads)
@@ -342,12 +336,10 @@ class _AttentionArgs(NamedTuple):
 
     def check_scores(self, name: str, score: ArrayLike, size_name: str, size: int) -> Array:
         """Return ``(size, heads)`` scores in the accumulator type."""
-        score = check_real(name, score)
-        if score.shape != (size, self.heads):
-            raise ValueError(
-                f"{name} must be ({size_name}={size}, heads), with {self.heads} heads as "
-                f"{self.value_name}, got shape {score.shape}"
-            )
+        score = arguments.check_real(name, score)
+        heads = f"with {self.heads} heads as {self.value_name}"
+        axes = f"({size_name}={size}, heads), {heads}"
+        arguments.check_shape(name, score, axes, size, self.heads)
         return score.astype(self.acc)
 
     def check_edge_scores(self, name: str, score: ArrayLike | None) -> Array | None:
@@ -358,7 +350,7 @@ class _AttentionArgs(NamedTuple):
 
     def check_rows(self, name: str, x: ArrayLike, size_name: str, size: int) -> Array:
         """Return ``(size, heads, *features)`` rows in the dtype of the values."""
-        x = check_features(name, x, size_name, size)
+        x = arguments.check_features(name, x, size_name, size)
         if x.shape[1:2] != (self.heads,):
             raise ValueError(
                 f"{name} must be ({size_name}={size}, heads, *features), with {self.heads} heads "

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, as_column, row_width, take
-from jax_gnn._core.batching import batch_features
+from jax_gnn._core.batching import batch_features, vmap_batched
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
@@ -167,8 +167,7 @@ def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array
         options = {**bind.attributes, "implementation": bind.implementation}
         return leaky_dots(keys._replace(vector=None), (p, q), **options)[0]
 
-    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    return jax.vmap(scores, (axes,))(operands)
+    return cast(Array, vmap_batched(scores, size, batched)(operands))
 
 
 def _dots_transpose(
@@ -199,17 +198,14 @@ def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:
     return jnp.sum(ct.astype(acc) * sums.astype(acc), axis=0, keepdims=True)
 
 
-def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> Array:
-    result: Array
+def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> Any:
     if operands.vector is None or not any(jax.tree.leaves(batched.matrix)):
-        result = batch_features(("factor",), bind, operands, batched, size, per_entry=True)
-        return result
+        return batch_features(("factor",), bind, operands, batched, size, per_entry=True)
     # Joined matrices share one vector: a batch of vectors multiplies the sums.
     vector = operands.vector
     operands, batched = operands._replace(vector=None), batched._replace(vector=None)
     sums = _sum_batch(bind, operands, batched, size)
-    result = (vector * sums.astype(vector.dtype)).astype(sums.dtype)
-    return result
+    return (vector * sums.astype(vector.dtype)).astype(sums.dtype)
 
 
 def _flops(operands: Keys | LeakySum, **attributes: object) -> int:
@@ -224,7 +220,6 @@ leaky_scores = Op(
     xla=_scores,
     call=_scores_call,
     jvp=_scores_jvp,
-    transpose={},
     batch=_scores_batch,
     flops=_flops,
     sharding=matrix_sharding(

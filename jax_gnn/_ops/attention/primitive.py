@@ -92,18 +92,8 @@ def _results(operands: Attended, *, heads: int, keeps_raw: bool, **attributes: A
     ]
 
 
-def _tangent_shapes(
-    residuals: Residuals, tangents: Tangents, **attributes: object
-) -> list[jax.ShapeDtypeStruct]:
-    y, stats = residuals.y, residuals.stats
-    return [
-        jax.ShapeDtypeStruct(y.shape, y.dtype),
-        jax.ShapeDtypeStruct(stats.shape[:2], stats.dtype),
-    ]
-
-
 def _gradient_shapes(
-    residuals: Residuals, *, heads: int, with_row: bool = False, **attributes: object
+    residuals: Residuals, *, heads: int, with_row: bool, **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of ``attention_vjp``'s results; absent gradients have no rows."""
     shapes = residuals.scores.shapes(residuals.value, residuals.matrix, heads)
@@ -394,36 +384,27 @@ def _vjp_transpose(bind: Bind, cts: list[Array | None], residuals: Residuals) ->
 # --- Batches -------------------------------------------------------------------------------------
 
 
-def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> list[Array]:
-    results: list[Array]
+def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> Any:
     scores = operands.scores
     if scores.keys == 0:
-        results = batch_features((), bind, operands, batched, size, per_entry=True)
-        return results
+        return batch_features((), bind, operands, batched, size, per_entry=True)
     # The batch joins the heads, which share some fields and the matrix: these must not be batched.
     shared = [getattr(batched.scores, name) for name in scores.shared]
     if any(jax.tree.leaves((batched.matrix, shared))):
-        results = batch_composition(bind, operands, batched, size)
-        return results
+        return batch_composition(bind, operands, batched, size)
     if isinstance(scores, TypedScores):  # drop rows shared by heads; ``at_row`` has their terms
         fields: Any = {"row": None, "of_row": None}
         operands = operands._replace(scores=replace(operands.scores, **fields))
         batched = batched._replace(scores=replace(batched.scores, **fields))
     if not any(jax.tree.leaves(batched)):
         return [jnp.broadcast_to(result, (size, *result.shape)) for result in bind(operands)]
-    results = batch_features(
-        (), bind, operands, batched, size, per_entry=True, shared=scores.shared
-    )
-    return results
+    return batch_features((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
 
 
-def _vjp_batch(bind: Bind, operands: Residuals, batched: Residuals, size: int) -> list[Array]:
-    results: list[Array]
+def _vjp_batch(bind: Bind, operands: Residuals, batched: Residuals, size: int) -> Any:
     if operands.scores.keys == 0:
-        results = batch_features((), bind, operands, batched, size, per_entry=True)
-    else:
-        results = batch_composition(bind, operands, batched, size)
-    return results
+        return batch_features((), bind, operands, batched, size, per_entry=True)
+    return batch_composition(bind, operands, batched, size)
 
 
 # --- Several devices -----------------------------------------------------------------------------
@@ -515,7 +496,6 @@ attention = Op(
     xla=_composed,
     call=_call,
     jvp=_jvp,
-    transpose={},
     batch=_batch,
     several=True,
     flops=_flops,
@@ -560,7 +540,13 @@ def weights(
 # Results: tangents of y and of stats[1]. Linear operands are `Tangents`; the tangent ``score`` is
 # added to that which the fields' tangents make.
 attention_jvp = Linear(
-    name="attention_jvp", result=_tangent_shapes, function=_tangent, transpose=_transpose
+    name="attention_jvp",
+    result=lambda residuals, tangents, **attributes: [
+        jax.ShapeDtypeStruct(residuals.y.shape, residuals.y.dtype),
+        jax.ShapeDtypeStruct(residuals.stats.shape[:2], residuals.stats.dtype),
+    ],
+    function=_tangent,
+    transpose=_transpose,
 )
 
 

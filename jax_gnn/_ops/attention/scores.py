@@ -90,9 +90,15 @@ class Scores:
         """Return a kernel's gradients, without ``row``, from the cotangent of raw scores."""
         return Tangents(score=ct)
 
+    def row_gradient(self, ct: Array, entries: Entries) -> Array | None:
+        """Return the gradient of ``row``, if any, from the cotangent of unscaled scores."""
+        return None
+
     def finish(self, grads: Tangents, entries: Entries) -> Tangents:
         """Return the gradients of all fields, from those of a kernel."""
-        return grads
+        if grads.row is not None:
+            return grads
+        return grads._replace(row=self.row_gradient(grads.score, entries))
 
     def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:
         """Return the shapes of a kernel's gradients without ``value``, by default the fields'."""
@@ -112,9 +118,7 @@ class Scores:
         """Return whether CUDA computes the gradients by column in one pass over the entries."""
         return False
 
-    def has_kernel(
-        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
-    ) -> bool:
+    def has_kernel(self, platform: str, value: Shaped, heads: int, for_vjp: bool = False) -> bool:
         """Return whether a platform has attention with such scores, or its gradients by column."""
         return platform == "cuda" and self.has_one_pass(value, heads)
 
@@ -127,9 +131,7 @@ class _NumberScores(Scores):
     def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return holds_whole_heads(value, heads)
 
-    def has_kernel(
-        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
-    ) -> bool:
+    def has_kernel(self, platform: str, value: Shaped, heads: int, for_vjp: bool = False) -> bool:
         return concrete_width(row_width(value)) != 0
 
 
@@ -169,10 +171,8 @@ class AdditiveScores(_NumberScores):
     def gradients(self, ct: Array, entries: Entries) -> Tangents:
         return Tangents(col=total(ct, end_matrices(entries.matrix)[1]), score=ct)
 
-    def finish(self, grads: Tangents, entries: Entries) -> Tangents:
-        if grads.row is not None:
-            return grads
-        return grads._replace(row=total(grads.score, end_matrices(entries.matrix)[0]))
+    def row_gradient(self, ct: Array, entries: Entries) -> Array:
+        return total(ct, end_matrices(entries.matrix)[0])
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         return {"row": self.row, "col": self.col}
@@ -211,15 +211,6 @@ class _KeyScores(Scores):
         """Return the cotangent of scores before they are scaled."""
         return ct
 
-    def row_gradient(self, ct: Array, entries: Entries) -> Array:
-        """Return the gradient of the rows' keys, from the cotangent of unscaled scores."""
-        raise NotImplementedError
-
-    def finish(self, grads: Tangents, entries: Entries) -> Tangents:
-        if grads.row is not None:
-            return grads
-        return grads._replace(row=self.row_gradient(grads.score, entries))
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
@@ -249,9 +240,7 @@ class DotScores(_KeyScores):
         scale = Operand.of(jnp.ravel, self.scale)
         return {"row": self.row, "col": self.key(value), "factor": scale}
 
-    def has_kernel(
-        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
-    ) -> bool:
+    def has_kernel(self, platform: str, value: Shaped, heads: int, for_vjp: bool = False) -> bool:
         is_available = platform == "cuda" or (for_vjp and self.col is not None)
         return is_available and self.has_one_pass(value, heads)
 

@@ -135,19 +135,13 @@ def hypergraph_aggregate(
     bias = arguments.check_bias(bias, x)
     acc = accumulator_dtype(x.dtype)
     wide = jax.ShapeDtypeStruct(x.shape, acc)
-    weight = arguments.check_scale_column(
-        "hyperedge_weight", hyperedge_weight, "num_hyperedges", num_hyperedges, acc
-    )
-    scale_in = arguments.check_scale_column(
-        "node_scale_in", node_scale_in, "num_nodes", num_nodes, acc
-    )
-    scale_edge = arguments.check_scale_column(
-        "hyperedge_scale", hyperedge_scale, "num_hyperedges", num_hyperedges, acc
-    )
-    scale_out = arguments.check_scale_column(
-        "node_scale_out", node_scale_out, "num_nodes", num_nodes, acc
-    )
-    self_scale = arguments.check_row_scale("self_scale", self_scale, "num_nodes", num_nodes, acc)
+    by_node, by_hyperedge = ("num_nodes", num_nodes, acc), ("num_hyperedges", num_hyperedges, acc)
+    check_scale = arguments.check_scale_column
+    weight = check_scale("hyperedge_weight", hyperedge_weight, *by_hyperedge)
+    scale_in = check_scale("node_scale_in", node_scale_in, *by_node)
+    scale_edge = check_scale("hyperedge_scale", hyperedge_scale, *by_hyperedge)
+    scale_out = check_scale("node_scale_out", node_scale_out, *by_node)
+    self_scale = arguments.check_row_scale("self_scale", self_scale, *by_node)
     arguments.check_choice("activation", activation, (None, *get_args(Activation)))
     arguments.check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
     arguments.check_choice("node_reduce", node_reduce, get_args(Reduce))

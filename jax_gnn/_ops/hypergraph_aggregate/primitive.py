@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_width, row_wise
-from jax_gnn._core.batching import broadcast_batch, disjoint_union
+from jax_gnn._core.batching import broadcast_batch, disjoint_union, vmap_batched
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
@@ -207,17 +207,13 @@ def _transpose_hyperedge_scale(bind: Bind, ct: Array, operands: Aggregation) -> 
         x = x.astype(accumulator_dtype(x.dtype))  # half types would lose or overflow the sums
         if scale.shape[0] == x.shape[0]:
             x = _scale_rows(x, scale, matrix.by_col)
-        return total(x, _bare(matrix), bind.implementation)
+        # Segment primitives read neither row pointers nor slots.
+        by_row, by_col = (Csr(csr.rows, csr.cols, num_rows=csr.num_rows) for csr in matrix)
+        return total(x, SparseMatrix(by_row, by_col), bind.implementation)
 
     sent = sums(operands.to_hyperedges, operands.x, operands.node_scale_in)
     received = sums(operands.to_nodes.T, ct, operands.node_scale_out)
     return _dots(sent, received)
-
-
-def _bare(matrix: SparseMatrix) -> SparseMatrix:
-    """Return the matrix without row pointers and slots, which segment primitives do not read."""
-    by_row, by_col = (Csr(csr.rows, csr.cols, num_rows=csr.num_rows) for csr in matrix)
-    return SparseMatrix(by_row, by_col)
 
 
 # --- Batching ------------------------------------------------------------------------------------
@@ -232,12 +228,12 @@ def _batch(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -
     else:
         single = plain(linear)
         result = jnp.broadcast_to(single, (size, *single.shape))
-    axes = [0 if is_batched else None for is_batched in (batched.residual, batched.bias)]
 
     def finish(result: Array, residual: Array | None, bias: Array | None) -> Array:
         return _add_epilogue(bind, result, operands._replace(residual=residual, bias=bias))
 
-    return jax.vmap(finish, (0, *axes))(result, operands.residual, operands.bias)
+    mapped = vmap_batched(finish, size, True, batched.residual, batched.bias)
+    return cast(Array, mapped(result, operands.residual, operands.bias))
 
 
 def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
@@ -251,14 +247,13 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
         without, are_batched = operands._replace(self_scale=None), batched._replace(self_scale=None)
         y = _batch_linear(bind, without, are_batched, size)
         batches = any(jax.tree.leaves(are_batched)), batched.x, batched.self_scale
-        axes = [0 if is_batched else None for is_batched in batches]
-        return jax.vmap(add_own, axes)(y, x, self_scale)
+        return cast(Array, vmap_batched(add_own, size, *batches)(y, x, self_scale))
     # All examples share one hypergraph: the batch becomes an axis of the features, so that either
     # may be split over devices. Batched node scales are multiplied outside of the primitive.
     x_batched, inner = batched.x, operands
     if in_batched:
         scale = functools.partial(_scale_rows, csr=operands.to_hyperedges.by_col)
-        x = jax.vmap(scale, (0 if batched.x else None, 0))(x, operands.node_scale_in)
+        x = vmap_batched(scale, size, batched.x, True)(x, operands.node_scale_in)
         x_batched, inner = True, inner._replace(node_scale_in=ones(dtype))
     if out_batched:
         inner = inner._replace(node_scale_out=ones(dtype))
@@ -269,7 +264,7 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
         y = jnp.moveaxis(y, 1, 0)
     if out_batched:
         scale = functools.partial(_scale_rows, csr=operands.to_nodes.by_row)
-        y = jax.vmap(scale, (0 if x_batched else None, 0))(y, operands.node_scale_out)
+        y = vmap_batched(scale, size, x_batched, True)(y, operands.node_scale_out)
     return y
 
 

@@ -10,6 +10,7 @@ import jax.export
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.batching import vmap_batched
 from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import PADDING, in_range, row_starts
 from jax_gnn._core.op import Bind, Call, Op
@@ -46,7 +47,6 @@ def _xla(rows: Array, types: Array, *, num_relations: int, num_pairs: int) -> li
 
 
 def _call(platform: str, operands: TypedRows, *, num_relations: int, num_pairs: int) -> Call | None:
-    del platform
     rows, types = operands
     sizes = rows.shape[0], num_relations, num_pairs + 1
     if rows.dtype != types.dtype or num_relations > _MAX_RELATIONS:
@@ -63,10 +63,8 @@ _MAX_RELATIONS = 1024  # each tile counts the edges of all relations
 
 
 def _batch(bind: Bind, operands: TypedRows, batched: TypedRows, size: int) -> list[Array]:
-    del size
-    axes = tuple(0 if is_batched else None for is_batched in batched)
-    plain: Any = functools.partial(_xla, **bind.attributes)
-    return cast(list[Array], jax.vmap(plain, axes)(*operands))
+    plain = functools.partial(_xla, **bind.attributes)
+    return cast(list[Array], vmap_batched(plain, size, *batched)(*operands))
 
 
 relation_pairs = Op(
@@ -76,7 +74,6 @@ relation_pairs = Op(
     xla=_xla,
     platforms=("cuda",),
     call=_call,
-    transpose={},
     batch=_batch,
     several=True,
 )

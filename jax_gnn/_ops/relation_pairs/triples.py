@@ -56,9 +56,21 @@ class SortedTriples(NamedTuple):
         return bool(self.indptr[-1] < len(self.rows))
 
 
+class _PairEdges:
+    """Base of the arrays of a `Graph` between nodes and pairs that one between nodes lacks."""
+
+    def pad(self, edges: int, pairs: int) -> Any:
+        """Append padding: numbers of edges and of pairs."""
+        arrays = {
+            name: pad_indptr(ids, pairs) if "indptr" in name else pad_ids(ids, edges)
+            for name, ids in vars(self).items()
+        }
+        return type(self)(**arrays)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class OutOfPairs:
+class OutOfPairs(_PairEdges):
     """Edges out of pairs: the arrays of a `Graph` that differ from those of edges out of nodes."""
 
     cols: Any
@@ -67,35 +79,15 @@ class OutOfPairs:
     t_cols: Any
     t_order: Any
 
-    def pad(self, edges: int, pairs: int) -> OutOfPairs:
-        """Append padding: numbers of edges and of pairs."""
-        return replace(
-            self,
-            cols=pad_ids(self.cols, edges),
-            t_indptr=pad_indptr(self.t_indptr, pairs),
-            t_rows=pad_ids(self.t_rows, edges),
-            t_cols=pad_ids(self.t_cols, edges),
-            t_order=pad_ids(self.t_order, edges),
-        )
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class IntoPairs:
+class IntoPairs(_PairEdges):
     """Edges into pairs: the arrays of a `Graph` that differ from those of edges into nodes."""
 
     indptr: Any
     rows: Any
     t_cols: Any
-
-    def pad(self, edges: int, pairs: int) -> IntoPairs:
-        """Append padding: numbers of edges and of pairs."""
-        return replace(
-            self,
-            indptr=pad_indptr(self.indptr, pairs),
-            rows=pad_ids(self.rows, edges),
-            t_cols=pad_ids(self.t_cols, edges),
-        )
 
 
 def sort_triples(
@@ -206,7 +198,7 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
 
     Pairs of traced edges are padded to their largest possible number.
     """
-    num_src, count, dtype = edges.t_indptr.shape[0] - 1, *_kind(edges)
+    num_src, count, dtype = edges.t_indptr.shape[0] - 1, edges.rows.shape[0], edges.rows.dtype
     if not is_traced(*edges):
         out = OutOfPairs(*(empty_vector(count + (i == 1), dtype) for i in range(5)))
         pairs, size = _host_pairs("source_pairs", edges, num_relations, vars(out))
@@ -241,7 +233,7 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
 
     Pairs of traced edges are padded to their largest possible number.
     """
-    num_dst, count, dtype = edges.indptr.shape[0] - 1, *_kind(edges)
+    num_dst, count, dtype = edges.indptr.shape[0] - 1, edges.rows.shape[0], edges.rows.dtype
     if not is_traced(*edges):
         into = IntoPairs(*(empty_vector(count + (i == 0), dtype) for i in range(3)))
         pairs, size = _host_pairs("destination_pairs", edges, num_relations, vars(into))
@@ -260,15 +252,11 @@ def max_pairs(count: int, num_nodes: int, num_relations: int) -> int:
     return num_nodes * num_relations if at_most(num_nodes * num_relations, count) else count
 
 
-def _kind(edges: SortedTriples) -> tuple[int, Any]:
-    return edges.rows.shape[0], edges.rows.dtype
-
-
 def _host_pairs(
     name: str, edges: SortedTriples, num_relations: int, results: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], int]:
     """Call a compiled function, and return the arrays of the pairs and their number."""
-    count, dtype = _kind(edges)
+    count, dtype = edges.rows.shape[0], edges.rows.dtype
     names = ("nodes", "sorted_nodes", "order", "places")
     pairs = {field: empty_vector(count, dtype) for field in names}
     sizes = empty_vector(num_relations, dtype)

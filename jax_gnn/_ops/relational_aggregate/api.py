@@ -179,11 +179,8 @@ def relational_lookup(
     graph = arguments.check_container("graph", graph, RelationalGraph)
     coefficients, size_name, size = _check_coefficients(graph, coefficients)
     table = arguments.check_features("table", table, size_name, size)
-    if table.ndim != 3 or table.shape[1] != graph.num_src:
-        raise ValueError(
-            f"table must be ({size_name}={size}, num_src={graph.num_src}, n), got shape "
-            f"{table.shape}"
-        )
+    axes = f"({size_name}={size}, num_src={graph.num_src}, n)"
+    arguments.check_shape("table", table, axes, size, graph.num_src, None)
     arguments.precision_level(precision)  # checked
     if coefficients is not None:
         coefficients = coefficients.astype(table.dtype)
@@ -206,11 +203,8 @@ def _check_coefficients(
     if coefficients is None:
         return None, "num_relations", size
     coefficients = arguments.check_features("coefficients", coefficients, "num_relations", size)
-    if coefficients.ndim != 2:
-        raise ValueError(
-            f"coefficients must be (num_relations={size}, num_bases), got shape "
-            f"{coefficients.shape}"
-        )
+    axes = f"(num_relations={size}, num_bases)"
+    arguments.check_shape("coefficients", coefficients, axes, size, None)
     return coefficients, "num_bases", coefficients.shape[1]
 
 
@@ -254,8 +248,7 @@ def _messages(
 
 def _check_edge_weight(graph: RelationalGraph, weight: ArrayLike) -> Array:
     weight = arguments.check_real("weight", weight)
-    if weight.shape != (graph.num_edges,):
-        raise ValueError(f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}")
+    arguments.check_shape("weight", weight, f"(num_edges={graph.num_edges},)", graph.num_edges)
     return weight
 
 

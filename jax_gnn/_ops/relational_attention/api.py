@@ -372,8 +372,6 @@ def _check_edges(
     if values is None:
         return None
     values = arguments.check_real(name, values)
-    if values.shape != (num_edges, heads):
-        raise ValueError(
-            f"{name} must be (num_edges={num_edges}, heads={heads}), got shape {values.shape}"
-        )
+    axes = f"(num_edges={num_edges}, heads={heads})"
+    arguments.check_shape(name, values, axes, num_edges, heads)
     return values.astype(acc)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype
-from jax_gnn._core.csr import SparseMatrix, segments
+from jax_gnn._core.csr import segments
 from jax_gnn._core.ids import take_ids
 from jax_gnn._core.relations import Pairs, RelationalMatrix, table_rows
 from jax_gnn._core.sharding import auto_axes_like
@@ -57,11 +57,7 @@ _NEEDS: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
 def choose_method(
     graph: RelationalGraph, method: str, kernel: Array, heads: int, *, dots: bool
 ) -> Method:
-    """Return the method, chosen by counts if it is "auto".
-
-    Raises:
-        ValueError: The graph lacks a part that the method needs.
-    """
+    """Return the method, chosen by counts if it is "auto"."""
 
     def missing(method: str) -> list[Part]:
         return [part for part in _NEEDS[method][dots] if getattr(graph, part) is None]
@@ -127,7 +123,9 @@ class TypedEdges:
             else:
                 dst_dots, src_dots = dots(x_dst, vectors[:, :heads]), dots(x, vectors[:, heads:])
             pair_dots = gather(src_dots, self.pair_src.table)
-            return gather(dst_dots, self._destination_lookup()), gather(pair_dots, at_src)
+            nodes, num_relations = self.matrix.nodes.by_row, self.num_relations
+            rows = table_rows(nodes.rows, self.matrix.types, nodes.num_rows, num_relations)
+            return gather(dst_dots, segments(*rows)), gather(pair_dots, at_src)
         # Dots of the existing pairs only; edges look up those of their two pairs.
         dst_vectors, src_vectors = jnp.split(vectors, 2, axis=1)
         src_dots, dst_dots = (
@@ -145,13 +143,6 @@ class TypedEdges:
         edges = existing(self._from_pairs)
         result: Array = take_ids(self.matrix.types, take_ids(edges.t_order, edges.t_indptr[:-1]))
         return result
-
-    def _destination_lookup(self) -> SparseMatrix:
-        """Return the matrix of edges at ``destination · relations + relation``, which ascends."""
-        nodes = self.matrix.nodes.by_row
-        return segments(
-            *table_rows(nodes.rows, self.matrix.types, nodes.num_rows, self.num_relations)
-        )
 
 
 def _block_diagonal(kernel: Array, width: int) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.arguments import check_features
+from jax_gnn._core.arguments import check_features, check_shape
 from jax_gnn._core.arrays import promoted
 from jax_gnn._core.public import public
 from jax_gnn._core.sharding import replicate
@@ -74,10 +74,7 @@ class RGATWeights(NamedTuple):
         )
         dtype = promoted(promoted(kernel.dtype, dst.dtype), src.dtype)
         kernel, dst, src = (x.astype(dtype) for x in (kernel, dst, src))
-        if kernel.ndim != 3:
-            raise ValueError(
-                f"kernel must be (num_relations, k, heads · n), got shape {kernel.shape}"
-            )
+        check_shape("kernel", kernel, "(num_relations, k, heads · n)", None, None, None)
         for name, x in (("dst", dst), ("src", src)):
             has_relations = x.ndim == 3 and x.shape[0] == kernel.shape[0]
             if (
@@ -154,11 +151,8 @@ class HGTWeights(NamedTuple):
         factor: Array | float = 1 / math.sqrt(max(depth, 1))
         if prior is not None:
             prior = replicate(check_features("prior", prior))
-            if prior.shape != (relations, heads):
-                raise ValueError(
-                    f"prior must be (num_relations={relations}, heads={heads}), got shape "
-                    f"{prior.shape}"
-                )
+            axes = f"(num_relations={relations}, heads={heads})"
+            check_shape("prior", prior, axes, relations, heads)
             factor = (prior * jnp.asarray(factor, prior.dtype))[..., None, None]
         a = a * factor
         key, value, query = (

@@ -100,11 +100,23 @@ def chunk_block(
 
 def block(operands: BlockOperands, options: BlockOptions) -> tuple[Graph, Array, Array]:
     """Return the block of the drawn edges, its sources' ids, and whether an edge was left out."""
-    if namespace(operands.nodes, operands.cols) is np:
-        arrays = _host_block(operands, options)
-    else:
-        arrays = sample_block(*operands, **options)
-    return _as_block(arrays, id_count(operands.cols, operands.nodes.dtype))
+    num_whole = id_count(operands.cols, operands.nodes.dtype)
+    if namespace(operands.nodes, operands.cols) is not np:
+        return _as_block(sample_block(*operands, **options), num_whole)
+    *shapes, _ = block_shapes(operands.nodes, options["num_edges"], options["num_src"])
+    results: list[Any] = [empty_vector(shape.shape[0], shape.dtype) for shape in shapes]
+    arrays = operands._asdict()
+    arrays["whole_cols"] = arrays.pop("cols")
+    arrays["seeds"] = operands.nodes if operands.seeds is None else operands.seeds
+    overflow = host_function("sample_block")(
+        **_contiguous(arrays),
+        num_nodes=options["num_nodes"],
+        disjoint=operands.seeds is not None,
+        tree=options["is_tree"],
+        ascending=options["ascending"],
+        **dict(zip((*GRAPH_FIELDS, "sources"), results, strict=True)),
+    )
+    return _as_block([*results, overflow], num_whole)
 
 
 def _as_block(arrays: list[Array], num_whole: Array) -> tuple[Graph, Array, Array]:
@@ -112,26 +124,3 @@ def _as_block(arrays: list[Array], num_whole: Array) -> tuple[Graph, Array, Arra
     fields: dict[str, Any] = dict(zip(GRAPH_FIELDS, ids, strict=True))
     graph = Graph(**fields, num_input_edges=num_whole)
     return graph, sources, overflow
-
-
-def _host_block(operands: BlockOperands, options: BlockOptions) -> list[Any]:
-    *shapes, _ = block_shapes(operands.nodes, options["num_edges"], options["num_src"])
-    results = [empty_vector(shape.shape[0], shape.dtype) for shape in shapes]
-    overflow = host_function("sample_block")(
-        **_contiguous(
-            {
-                "nodes": operands.nodes,
-                "starts": operands.starts,
-                "offsets": operands.offsets,
-                "counts": operands.counts,
-                "whole_cols": operands.cols,
-                "seeds": operands.nodes if operands.seeds is None else operands.seeds,
-            }
-        ),
-        num_nodes=options["num_nodes"],
-        disjoint=operands.seeds is not None,
-        tree=options["is_tree"],
-        ascending=options["ascending"],
-        **dict(zip((*GRAPH_FIELDS, "sources"), results, strict=True)),
-    )
-    return [*results, overflow]

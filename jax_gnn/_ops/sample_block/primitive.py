@@ -72,7 +72,7 @@ def _batch(bind: Bind, operands: object, batched: object, size: int) -> Any:
     return jax.lax.map(apply, [leaves[i] for i in indices])
 
 
-_SamplingOp = functools.partial(Op, transpose={}, batch=_batch, several=True)
+_SamplingOp = functools.partial(Op, batch=_batch, several=True)
 
 # --- Draws ---------------------------------------------------------------------------------------
 
@@ -95,7 +95,6 @@ sample_uniform = _SamplingOp(
     operands=UniformOperands,
     result=_draw_result,
     xla=xla.uniform,
-    platforms=("cpu", "cuda"),
     call=_draw_call,
 )
 sample_weighted = _SamplingOp(
@@ -137,10 +136,9 @@ def _block_call(
     ascending: bool,
     **_: object,
 ) -> Call | None:
-    arrays: list[Any]
-    *arrays, seeds = operands
+    seeds = operands.seeds
     # Any operand stands in for absent seeds; `disjoint` says that there are none.
-    arrays = [*arrays, operands.nodes if seeds is None else seeds]
+    arrays: list[Any] = [*operands._replace(seeds=operands.nodes if seeds is None else seeds)]
     if any(ids.dtype != operands.nodes.dtype for ids in arrays):
         return None
     flags = {"disjoint": seeds is not None, "tree": is_tree, "ascending": ascending}
@@ -179,7 +177,6 @@ sample_block = _SamplingOp(
     operands=BlockOperands,
     result=lambda drawn, num_edges, num_src, **_: block_shapes(drawn.nodes, num_edges, num_src),
     xla=_block_xla,
-    platforms=("cpu", "cuda"),
     composition=_block_composition,
     call=_block_call,
 )
@@ -191,8 +188,7 @@ sample_block = _SamplingOp(
 def _distinct_call(
     platform: str, operands: SortedSources, *, num_nodes: int, num_src: int
 ) -> Call | None:
-    arrays: list[Any]
-    *arrays, seeds = operands
+    seeds = operands.seeds
     if seeds is not None and seeds.dtype != operands.nodes.dtype:
         return None
     num_dst, num_edges = operands.nodes.shape[0], operands.rows.shape[0]
@@ -201,7 +197,7 @@ def _distinct_call(
     )
     # The same number as distinct_scratch of the kernel.
     scratch = 3 * tiles + num_dst + 2 * num_edges + 32 * max(edge_tiles, 1)
-    arrays = [*arrays, operands.nodes if seeds is None else seeds]
+    arrays: list[Any] = [*operands._replace(seeds=operands.nodes if seeds is None else seeds)]
     return Call(
         arrays,
         {"num_nodes": np.int64(num_nodes), "disjoint": np.bool_(seeds is not None)},

@@ -57,7 +57,6 @@ def wide_matmul(x: Array, kernel: Array) -> Array:
 def _weights_gradient(
     residuals: Sequence[Array], moving: object, cts: Sequence[Array], precision: jax.lax.Precision
 ) -> list[Array]:
-    del moving
     (x,), (ct,) = residuals, cts
     rows = jnp.full((1,), x.shape[0], jnp.int32)
     (gradient,) = primitive.grouped_outer(
@@ -437,8 +436,7 @@ def _parse_term(
     if term is None:
         return None
     term = arguments.as_array(name, term)
-    if term.shape != shape:
-        raise ValueError(f"{name} must be {axes} = {shape}, got shape {term.shape}")
+    arguments.check_shape(name, term, f"{axes} = {shape}", *shape)
     if not np.can_cast(term.dtype, dtype, "same_kind"):
         raise TypeError(f"{name} must be numbers like {like}, {dtype}, got {term.dtype}")
     return term.astype(dtype)
@@ -483,8 +481,7 @@ def _parse_scatter(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> Spar
         ids = matrix.by_col.cols
     else:
         ids = arguments.as_ids("out_rows", out_rows)
-    if ids.shape != (rows,):
-        raise ValueError(f"out_rows must be (rows,) = {(rows,)}, got shape {ids.shape}")
+    arguments.check_shape("out_rows", ids, f"(rows,) = {(rows,)}", rows)
     return permutation(inverse_permutation(ids), ids)
 
 
@@ -504,8 +501,7 @@ def _parse_scale(
     if scale is None:
         return None
     scale = arguments.as_array("scale", scale)
-    if scale.shape != (rows,):
-        raise ValueError(f"scale must be (rows,) = {(rows,)}, got shape {scale.shape}")
+    arguments.check_shape("scale", scale, f"(rows,) = {(rows,)}", rows)
     if not np.can_cast(scale.dtype, accumulator_dtype(dtype), "same_kind"):
         raise TypeError(f"scale must be numbers like lhs and rhs, {dtype}, got {scale.dtype}")
     scale = scale.astype(accumulator_dtype(dtype))

@@ -32,7 +32,7 @@ from jax.typing import DTypeLike
 
 from jax_gnn._core.activation import ACTIVATIONS, Activation
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_column, promoted
-from jax_gnn._core.batching import broadcast_batch, map_batch
+from jax_gnn._core.batching import broadcast_batch, map_batch, vmap_batched
 from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow_ids
@@ -455,7 +455,7 @@ def _batch_with_residual(bind: Bind, operands: Rows, batched: Rows, size: int) -
 
     rows, axes = operands._replace(residual=None), batched._replace(residual=None)
     is_batched = any(jax.tree.leaves(axes))
-    result = _vmap(product, size, axes)(rows) if is_batched else product(rows)
+    result = vmap_batched(product, size, axes)(rows) if is_batched else product(rows)
     return xla.finished(result, operands.residual, activation, dtype)
 
 
@@ -465,19 +465,16 @@ def _batch_with_gathers(bind: Bind, operands: Rows, batched: Rows, size: int) ->
     rows = operands._replace(gather=None, scatter=None)
     axes = batched._replace(gather=None, scatter=None)
     if any(jax.tree.leaves((batched.lhs, batched.gather))):
-        lhs = _vmap(apply, size, batched.gather, batched.lhs)(operands.gather, operands.lhs)
+        lhs = vmap_batched(apply, size, batched.gather, batched.lhs)(operands.gather, operands.lhs)
         axes = axes._replace(lhs=True)
     else:
         lhs = apply(operands.gather, operands.lhs)
     rows = rows._replace(lhs=lhs)
     is_batched = any(jax.tree.leaves(axes))
     result = _matmul_batch(bind, rows, axes, size) if is_batched else bind(rows)
-    return cast(Array, _vmap(apply, size, batched.scatter, is_batched)(operands.scatter, result))
-
-
-def _vmap(function: Callable[..., Array], size: int, *batched: Any) -> Callable[..., Any]:
-    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    return jax.vmap(function, in_axes=axes, axis_size=size)
+    return cast(
+        Array, vmap_batched(apply, size, batched.scatter, is_batched)(operands.scatter, result)
+    )
 
 
 def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> Array:
@@ -497,7 +494,7 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
             lhs, rhs = _apply(bind, lhs_gather, factors.lhs), _apply(bind, rhs_gather, factors.rhs)
             return jnp.where(valid, lhs, 0), jnp.where(valid, rhs, 0)
 
-        lhs, rhs = _vmap(gathered, size, batched)(operands)
+        lhs, rhs = vmap_batched(gathered, size, batched)(operands)
         operands = operands._replace(lhs=lhs, rhs=rhs, lhs_gather=None, rhs_gather=None)
         batched = batched._replace(lhs=True, rhs=True, lhs_gather=None, rhs_gather=None)
     return _join_groups(bind, operands, batched, size)
@@ -631,10 +628,8 @@ def _matmul_flops(operands: Rows, *, transposed: bool, **attributes: object) -> 
 def _outer_flops(operands: Factors, **attributes: object) -> int:
     k, n = operands.lhs.shape[1], operands.rhs.shape[1]
     scaling = 0 if operands.scale is None else k
-    result: int = _num_rows(operands.lhs, operands.lhs_gather, operands.rhs_gather) * (
-        2 * k * n + scaling
-    )
-    return result
+    num_rows = _num_rows(operands.lhs, operands.lhs_gather, operands.rhs_gather)
+    return int(num_rows * (2 * k * n + scaling))
 
 
 # Attributes: transposed, precision, activation, dtype.

@@ -88,11 +88,6 @@ def _possible(
     return schedule if fits_dtype and fits_rows else schedule._replace(kernel="persistent")
 
 
-def _describe(schedule: MatmulSchedule) -> str:
-    kernel, tile, chunk, blocks = schedule
-    return f"{kernel}, tiles of {tile}, chunks of {chunk}, {blocks} blocks"
-
-
 FAMILY = Family(
     schedule=MatmulSchedule,
     # Blocks are bounded, as each has two weights of workspace.
@@ -102,5 +97,5 @@ FAMILY = Family(
     sizes=("rows", "groups"),
     rule=_from_rule,
     possible=_possible,
-    describe=_describe,
+    describe=lambda s: f"{s.kernel}, tiles of {s.tile}, chunks of {s.chunk}, {s.blocks} blocks",
 )

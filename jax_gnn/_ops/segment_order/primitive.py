@@ -48,8 +48,7 @@ _TILE, _MAX_PARTS, _DIGIT_BITS = 4096, 128, 9  # constants of the kernel
 
 
 def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
-    del batched  # the only operand is batched
-    ids = operands.ids
+    ids = operands.ids  # the only operand, which is batched
     num_segments, count = bind.attributes["num_segments"], ids.shape[1]
     block = num_segments + 1  # one segment more, for padding
     limit = np.iinfo(ids.dtype).max
@@ -67,9 +66,7 @@ segment_order = Op(
     operands=Ids,
     result=like_first,
     xla=_xla,
-    platforms=("cpu", "cuda"),
     call=_call,
-    transpose={},
     batch=_batch,
     sharding=lambda *_, **attributes: Sharding(
         [UNSPLIT], [UNSPLIT], lambda bind, operands, pieces: bind(operands)

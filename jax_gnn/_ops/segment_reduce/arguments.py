@@ -12,14 +12,7 @@ from jax import Array
 from jax.lax import GatherScatterMode
 from jax.typing import ArrayLike
 
-from jax_gnn._core.arguments import (
-    argument_errors,
-    as_array,
-    as_ids,
-    check_flag,
-    check_integer,
-    check_size,
-)
+from jax_gnn._core import arguments
 from jax_gnn._core.arrays import DTYPES, FLOATS, JAX_OPS, STATIC, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation, check_implementation
@@ -67,9 +60,9 @@ class SegmentArgs:
 
     def with_jax_options(self, unique_indices: object, bucket_size: int | None) -> SegmentArgs:
         """Add the parsed options that only the reductions of ``jax.ops`` have."""
-        unique_indices = check_flag("unique_indices", unique_indices)
+        unique_indices = arguments.check_flag("unique_indices", unique_indices)
         if bucket_size is not None:
-            bucket_size = check_integer("bucket_size", bucket_size)
+            bucket_size = arguments.check_integer("bucket_size", bucket_size)
             if bucket_size < 1:
                 raise ValueError(f"bucket_size must be positive, got {bucket_size}")
         # jax.ops cannot put an empty array into buckets.
@@ -130,34 +123,34 @@ def parse(
     implementation: Implementation | None,
 ) -> SegmentArgs:
     """Check the arguments that all reductions share, and convert them to one record."""
-    data = as_array("data", data)
+    data = arguments.as_array("data", data)
     if data.ndim == 0:
         raise ValueError("data must be (num_elements, *features), got shape ()")
-    count, is_sorted = data.shape[0], check_flag("indices_are_sorted", indices_are_sorted)
+    count, is_sorted = data.shape[0], arguments.check_flag("indices_are_sorted", indices_are_sorted)
     if not (mode is None or isinstance(mode, str | GatherScatterMode)):
         raise TypeError(f"mode must be a GatherScatterMode or its name, got {type(mode).__name__}")
-    with argument_errors("mode", "a GatherScatterMode or its name", mode):
+    with arguments.argument_errors("mode", "a GatherScatterMode or its name", mode):
         clip = mode is not None and GatherScatterMode.from_any(mode) == GatherScatterMode.CLIP
     if (segment_ids is None) == (indptr is None):
         got = "none" if segment_ids is None else "both"
         raise TypeError(f"exactly one of segment_ids and indptr must be given, got {got}")
     # Row pointers become sorted ids, the form that all reductions take.
     if indptr is not None:
-        indptr = as_ids("indptr", indptr)
+        indptr = arguments.as_ids("indptr", indptr)
         if indptr.shape[0] == 0:
             raise ValueError(f"indptr must have at least one element, got shape {indptr.shape}")
         size, is_sorted = indptr.shape[0] - 1, True
-        if num_segments is not None and check_size("num_segments", num_segments) != size:
+        if num_segments is not None and arguments.check_size("num_segments", num_segments) != size:
             raise ValueError(f"num_segments must be {size} as indptr says, got {num_segments}")
         ids = row_ids(clip_ids(indptr, count), count)
     else:
-        ids = as_ids("segment_ids", segment_ids)
+        ids = arguments.as_ids("segment_ids", segment_ids)
         if ids.shape[0] != count:
             raise ValueError(
                 f"segment_ids must be (num_elements={count},) as data has shape {data.shape}, "
                 f"got shape {ids.shape}"
             )
-        size = check_size("num_segments", num_segments, ids)
+        size = arguments.check_size("num_segments", num_segments, ids)
         ids = jnp.clip(ids, 0, max(size - 1, 0)) if clip else ids
     check_implementation(implementation)
     return SegmentArgs(data, Segments(ids, size, is_sorted, implementation))

@@ -35,7 +35,7 @@ from jax_gnn._core.arrays import (
     scatter_rows,
     take,
 )
-from jax_gnn._core.batching import batch_composition, batch_features
+from jax_gnn._core.batching import batch_composition, batch_features, vmap_batched
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, orient_by_weights
 from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
@@ -340,10 +340,9 @@ def _scaled(ct: Array, operands: Messages | None, counts: Array | None) -> Array
 def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
     messages, are_batched = operands.without_epilogue, batched.without_epilogue
     if operands.halo is not None:
-        axes = [0 if is_batched else None for is_batched in (batched.x, batched.halo)]
-        has_batch = any(axis == 0 for axis in axes)
-        concatenate = jax.vmap(_concatenated, axes) if has_batch else _concatenated
-        x = concatenate(operands.x, operands.halo)
+        has_batch = batched.x or batched.halo
+        concatenate = vmap_batched(_concatenated, size, batched.x, batched.halo)
+        x = (concatenate if has_batch else _concatenated)(operands.x, operands.halo)
         messages = messages._replace(x=x, halo=None, halo_rows=None)
         are_batched = are_batched._replace(x=has_batch, halo=None, halo_rows=None)
     if not _has_epilogue(operands, _relu(bind)):
@@ -353,13 +352,13 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
         result = _batch_of_sums(sums, messages, are_batched, size)
     else:
         result = jnp.broadcast_to((row_sums := sums(messages)), (size, *row_sums.shape))
-    axes = [0 if is_batched else None for is_batched in (batched.x, *batched.epilogue)]
 
     def finish(result: Array, *arrays: PyTree) -> Array:
         x, *epilogue = arrays
         return _with_epilogue(bind, result, Messages(x, None, operands.matrix, *epilogue))
 
-    return jax.vmap(finish, (0, *axes))(result, operands.x, *operands.epilogue)
+    mapped = vmap_batched(finish, size, True, batched.x, *batched.epilogue)
+    return cast(Array, mapped(result, operands.x, *operands.epilogue))
 
 
 def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
@@ -653,9 +652,7 @@ def _both_tangents_transpose(
 # The derivative of a sum or mean in both. Its residuals are x, weight and the matrix.
 segment_reduce_jvp = Linear(
     name="segment_reduce_jvp",
-    result=lambda residuals, moving, **_: [
-        per_row(Messages(residuals[0], residuals[1], residuals[2]))
-    ],
+    result=lambda residuals, moving, **_: [per_row(Messages(*residuals))],
     function=_both_tangents,
     transpose=_both_tangents_transpose,
 )
@@ -664,14 +661,11 @@ segment_reduce_jvp = Linear(
 def _both_gradients(
     x: Array, weight: Array, ct: Array, matrix: SparseMatrix, **options: Any
 ) -> list[Array]:
+    heads = weight.shape[1]
     return [
-        _gradient_to_x(weight, ct, matrix, **options),
-        _gradient_to_weight(x, ct, matrix, weight.shape[1], **options),
+        weighted_sum(ct, weight, matrix.T, heads, **options),
+        _gradient_to_weight(x, ct, matrix, heads, **options),
     ]
-
-
-def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Any) -> Array:
-    return weighted_sum(ct, weight, matrix.T, weight.shape[1], **options)
 
 
 def _gradient_to_weight(
@@ -689,7 +683,7 @@ def _both_gradients_jvp(
     zeros = [jnp.zeros_like(x), jnp.zeros_like(weight)]
     to_x, to_weight = zeros if tangents.ct is None else bind(primals._replace(ct=tangents.ct))
     if tangents.weight is not None:
-        to_x += _gradient_to_x(tangents.weight, ct, matrix, **options)
+        to_x += weighted_sum(ct, tangents.weight, matrix.T, weight.shape[1], **options)
     if tangents.x is not None:
         to_weight += _gradient_to_weight(tangents.x, ct, matrix, weight.shape[1], **options)
     return bind(primals), [to_x, to_weight]

@@ -158,11 +158,6 @@ def _possible(
     return schedule if possible else schedule._replace(kernel="walk")
 
 
-def _describe(schedule: Schedule) -> str:
-    kernel, lanes, threads, blocks = schedule
-    return f"{kernel}, {lanes} lanes, {threads} threads, {blocks} blocks"
-
-
 FAMILY = Family(
     schedule=Schedule,
     allowed=(KERNELS, (1, 2, 4, 8, 16, 32), THREADS, MANY),
@@ -171,7 +166,7 @@ FAMILY = Family(
     sizes=("entries", "rows"),
     rule=_from_rule,
     possible=_possible,
-    describe=_describe,
+    describe=lambda s: f"{s.kernel}, {s.lanes} lanes, {s.threads} threads, {s.blocks} blocks",
 )
 
 

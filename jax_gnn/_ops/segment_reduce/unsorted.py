@@ -17,7 +17,7 @@ from jax_gnn._core.arrays import DTYPES, JAX_OPS, row_width, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.kernels import narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, Operand
+from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._core.types import Attribute, PyTree, Shaped
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
@@ -47,19 +47,7 @@ def _never_batched(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> 
     raise AssertionError("the op occurs only when a reduction is lowered")
 
 
-def _define(
-    name: str, result: Callable[..., jax.ShapeDtypeStruct], xla: Callable[..., Array]
-) -> Op:
-    return Op(
-        name=name,
-        operands=Rows,
-        result=result,
-        xla=xla,
-        transpose={},
-        batch=_never_batched,
-        platforms=("cpu",),
-        call=_call,
-    )
+_define = functools.partial(Op, operands=Rows, batch=_never_batched, platforms=("cpu",), call=_call)
 
 
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
@@ -72,9 +60,13 @@ def _rows_like(x: Shaped, num_rows: int) -> jax.ShapeDtypeStruct:
 
 # out[r] = reduce of the rows of x whose id is r; and out[i] = x[ids[i]], zeros for padding.
 segment_scatter = _define(
-    "segment_scatter", lambda rows, *, num_rows, reduce: _rows_like(rows.x, num_rows), _scatter
+    name="segment_scatter",
+    result=lambda rows, *, num_rows, reduce: _rows_like(rows.x, num_rows),
+    xla=_scatter,
 )
-gather_rows = _define("gather_rows", lambda rows: _rows_like(rows.x, rows.ids.shape[0]), take)
+gather_rows = _define(
+    name="gather_rows", result=lambda rows: _rows_like(rows.x, rows.ids.shape[0]), xla=take
+)
 
 
 def composition(
@@ -89,7 +81,9 @@ def composition(
     """Return ``segment_reduce`` by one of these ops where that is faster."""
     x, weight, matrix, *epilogue = operands
     plain = weight is None and not relu and all(operand is None for operand in epilogue)
-    if platform != "cpu" or not plain or x.dtype not in DTYPES or not _sizes_known(x, matrix):
+    sizes = (*x.shape, matrix.by_row.num_rows, matrix.by_row.count)
+    fits = all(isinstance(size, int) and at_most(size, MAX_SIZE - 1) for size in sizes)
+    if platform != "cpu" or not plain or x.dtype not in DTYPES or not fits:
         return None
     # A scatter pays for wide rows of a large array, with entries enough to touch most of it.
     row_bytes = row_width(x) * np.dtype(x.dtype).itemsize
@@ -103,12 +97,6 @@ def composition(
     if unsorted is None or implementation is not None or x.dtype.itemsize < 4:
         return None
     return functools.partial(_as_scatter, reduce) if reduce in JAX_OPS else None
-
-
-def _sizes_known(x: Operand, matrix: SparseMatrix) -> bool:
-    """Whether sizes are numbers that kernels can take."""
-    sizes = (*x.shape, matrix.by_row.num_rows, matrix.by_row.count)
-    return all(isinstance(size, int) and at_most(size, MAX_SIZE - 1) for size in sizes)
 
 
 def _as_gather(x: Array, matrix: SparseMatrix, **operands: object) -> Array:

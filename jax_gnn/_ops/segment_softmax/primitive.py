@@ -127,7 +127,6 @@ segment_softmax = Op(
     xla=xla.segment_softmax,
     call=_call,
     jvp=_jvp,
-    transpose={},
     batch=functools.partial(_batch, -np.inf),
     flops=_flops,
     family=FAMILY,

@@ -6,24 +6,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from jax_gnn._core import arguments
 from jax_gnn._core.activation import Activation, apply_activation
-from jax_gnn._core.arguments import (
-    as_ids,
-    check_bias,
-    check_choice,
-    check_container,
-    check_features,
-    check_residual,
-    check_row_scale,
-    check_size,
-    check_weight,
-)
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, promoted, row_wise
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._core.ffi import Implementation
@@ -31,7 +21,6 @@ from jax_gnn._core.ids import take_ids
 from jax_gnn._core.public import one_call, public
 from jax_gnn._core.shapes import Float, Integer, Real
 from jax_gnn._core.sharding import reshape
-from jax_gnn._core.types import Attribute
 from jax_gnn._ops.segment_order.primitive import sorted_ids
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import Messages, gather, reduce_messages, reduce_rows
@@ -101,53 +90,49 @@ def spmm(
         >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), self_scale=1, bias=-4, activation="relu")
         Array([2., 0., 0.], dtype=float32)
     """
-    options = SpmmOptions(
-        reduce, self_scale, out_scale, bias, activation, residual, result_scale, implementation
+    return spmm_with_halo(
+        graph,
+        x,
+        weight,
+        reduce=reduce,
+        self_scale=self_scale,
+        out_scale=out_scale,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        result_scale=result_scale,
+        implementation=implementation,
     )
-    args = parse_spmm_args(graph, x, weight, options)
-    return apply_spmm(args)
 
 
-class SpmmOptions(NamedTuple):
-    """Options of `spmm`, as users give them."""
-
-    reduce: Reduce = "sum"
-    self_scale: ArrayLike | None = None
-    out_scale: ArrayLike | None = None
-    bias: ArrayLike | None = None
-    activation: Activation | None = None
-    residual: ArrayLike | None = None
-    result_scale: ArrayLike | None = None
-    implementation: Implementation | None = None
-
-
-class SpmmArgs(NamedTuple):
-    """Parsed arguments of `spmm`: operands of the reduction, and its static options."""
-
-    messages: Messages
-    reduce: Reduce
-    activation: Activation | None
-    implementation: Implementation | None
-
-
-def parse_spmm_args(
+def spmm_with_halo(
     graph: Graph,
     x: ArrayLike,
-    weight: ArrayLike | None,
-    options: SpmmOptions,
+    weight: ArrayLike | None = None,
+    *,
+    reduce: Reduce = "sum",
+    self_scale: ArrayLike | None = None,
+    out_scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    activation: Activation | None = None,
+    residual: ArrayLike | None = None,
+    result_scale: ArrayLike | None = None,
+    implementation: Implementation | None = None,
     halo: Array | None = None,
     halo_rows: LastRows | None = None,
-) -> SpmmArgs:
-    """Check the arguments of `spmm`, and convert them to one record; see `Messages` for a halo."""
-    graph = check_container("graph", graph, Graph)
+) -> Array:
+    """Apply `spmm` where the last sources lie in an array of their own: see `Messages`."""
+    graph = arguments.check_container("graph", graph, Graph)
     num_dst, num_src = graph.num_dst, graph.num_src - (0 if halo is None else halo.shape[0])
-    x = check_features("x", x, "num_src", num_src)
-    residual = check_residual(options.residual, "num_dst", num_dst, x)
-    bias = check_bias(options.bias, x)
-    weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
-    check_choice("reduce", options.reduce, get_args(Reduce))
-    check_choice("activation", options.activation, (None, *get_args(Activation)))
-    if options.self_scale is not None and num_src != num_dst:
+    x = arguments.check_features("x", x, "num_src", num_src)
+    residual = arguments.check_residual(residual, "num_dst", num_dst, x)
+    bias = arguments.check_bias(bias, x)
+    weight = arguments.check_weight(
+        "weight", weight, "num_edges", graph.num_edges, x, "x", "num_src"
+    )
+    arguments.check_choice("reduce", reduce, get_args(Reduce))
+    arguments.check_choice("activation", activation, (None, *get_args(Activation)))
+    if self_scale is not None and num_src != num_dst:
         raise ValueError(
             f"self_scale needs a graph that is not bipartite, got one of num_src={num_src} and "
             f"num_dst={num_dst}"
@@ -156,35 +141,15 @@ def parse_spmm_args(
     acc = accumulator_dtype(x.dtype)
     graph, weight = graph._gated(weight, acc)
     matrix = graph.matrix(weighted=weight is not None)
-    self_scale = check_row_scale("self_scale", options.self_scale, "num_nodes", num_dst, acc)
-    out_scale = check_row_scale("out_scale", options.out_scale, "num_dst", num_dst, acc)
-    result_scale = check_row_scale("result_scale", options.result_scale, "num_dst", num_dst, acc)
-    epilogue = self_scale, out_scale, residual, bias, result_scale
+    self_scale = arguments.check_row_scale("self_scale", self_scale, "num_nodes", num_dst, acc)
+    out_scale = arguments.check_row_scale("out_scale", out_scale, "num_dst", num_dst, acc)
+    result_scale = arguments.check_row_scale("result_scale", result_scale, "num_dst", num_dst, acc)
+    relu = activation == "relu"
+    # The scale of the result follows an activation that kernels lack.
+    scale = result_scale if relu or activation is None else None
+    epilogue = self_scale, out_scale, residual, bias, scale
     messages = Messages(x, weight, matrix, *epilogue, halo, halo_rows)
-    return SpmmArgs(messages, options.reduce, options.activation, options.implementation)
-
-
-def spmm_with_halo(
-    graph: Graph,
-    x: Array,
-    weight: Array | None = None,
-    *,
-    halo: Array | None = None,
-    halo_rows: LastRows | None = None,
-    **options: Attribute,
-) -> Array:
-    """Apply `spmm` where the last sources lie in an array of their own: see `Messages`."""
-    args = parse_spmm_args(graph, x, weight, SpmmOptions(**options), halo, halo_rows)
-    return apply_spmm(args)
-
-
-def apply_spmm(args: SpmmArgs) -> Array:
-    """Reduce the messages, and apply the epilogue and the activation."""
-    messages, activation = args.messages, args.activation
-    result_scale, relu = messages.result_scale, activation == "relu"
-    if not relu and activation is not None:  # the scale follows the activation
-        messages = messages._replace(result_scale=None)
-    result = reduce_rows(messages, args.reduce, args.implementation, relu)
+    result = reduce_rows(messages, reduce, implementation, relu)
     return apply_activation(result, activation, result_scale)
 
 
@@ -224,59 +189,35 @@ def sddmm(
         >>> sddmm(graph, x, x)  # in the graph's order of edges: 1 → 0, 2 → 0, 0 → 1
         Array([2., 0., 2.], dtype=float32)
     """
-    args = parse_sddmm_args(graph, a, b, op, implementation)
-    return _edge_dots(args) if op == "dot" else _combine_ends(args)
-
-
-class SddmmArgs(NamedTuple):
-    """Parsed arguments of `sddmm`: both arrays in their common dtype."""
-
-    graph: Graph
-    a: Array
-    b: Array
-    op: Op
-    implementation: Implementation | None
-
-
-def parse_sddmm_args(
-    graph: Graph, a: ArrayLike, b: ArrayLike, op: Op, implementation: Implementation | None
-) -> SddmmArgs:
-    """Check the arguments of `sddmm`, and convert them to one record."""
-    graph = check_container("graph", graph, Graph)
-    a = check_features("a", a, "num_dst", graph.num_dst)
-    b = check_features("b", b, "num_src", graph.num_src)
-    check_choice("op", op, get_args(Op))
+    graph = arguments.check_container("graph", graph, Graph)
+    a = arguments.check_features("a", a, "num_dst", graph.num_dst)
+    b = arguments.check_features("b", b, "num_src", graph.num_src)
+    arguments.check_choice("op", op, get_args(Op))
     if a.shape[1:] != b.shape[1:]:
         raise ValueError(f"a and b must have equal features, got shapes {a.shape} and {b.shape}")
     if op == "dot" and a.ndim not in (2, 3):
         shapes = "(num_dst, d) or (num_dst, heads, d)"
         raise ValueError(f"op='dot' needs a of shape {shapes}, got shape {a.shape}")
     dtype = promoted(a.dtype, b.dtype)
-    return SddmmArgs(graph, a.astype(dtype), b.astype(dtype), op, implementation)
-
-
-def _edge_dots(args: SddmmArgs) -> Array:
-    a, b, graph = args.a, args.b, args.graph
+    a, b = a.astype(dtype), b.astype(dtype)
+    if op != "dot":
+        # Both ends are gathered to the edges, and padding is masked once, after the operation.
+        at_dst, at_src = graph.ends()
+        a, b = gather(a, at_dst, implementation), gather(b, at_src, implementation)
+        combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
+        valid = graph.matrix().by_row.valid(graph.num_src)
+        return jnp.where(row_wise(valid, a), combine(a, b), 0)
     heads = a.shape[1:-1]
     if heads == (0,):  # kernels have one head at least
-        return jnp.zeros((graph.num_edges, 0), a.dtype)
+        return jnp.zeros((graph.num_edges, 0), dtype)
     dots = primitive.sddmm(
         as_matrix(a),
         as_matrix(b),
         graph.matrix(weighted=True),
         heads=heads[0] if heads else 1,
-        implementation=args.implementation,
+        implementation=implementation,
     )
-    return reshape(dots, graph.num_edges, *heads).astype(a.dtype)
-
-
-def _combine_ends(args: SddmmArgs) -> Array:
-    # Both ends are gathered to the edges, and padding is masked once, after the operation.
-    at_dst, at_src = args.graph.ends()
-    a, b = gather(args.a, at_dst, args.implementation), gather(args.b, at_src, args.implementation)
-    combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[args.op]
-    valid = args.graph.matrix().by_row.valid(args.graph.num_src)
-    return jnp.where(row_wise(valid, a), combine(a, b), 0)
+    return reshape(dots, graph.num_edges, *heads).astype(dtype)
 
 
 @public
@@ -318,9 +259,12 @@ def index_segment_reduce(
         >>> index_segment_reduce(x, jnp.array([1, 2, 0]), jnp.array([0, 0, 1]), num_segments=2)
         Array([5., 1.], dtype=float32)
     """
-    x = check_features("x", x)
-    num_segments = check_size("num_segments", num_segments)
-    index, segment_ids = as_ids("index", index), as_ids("segment_ids", segment_ids)
+    x = arguments.check_features("x", x)
+    num_segments = arguments.check_size("num_segments", num_segments)
+    index, segment_ids = (
+        arguments.as_ids("index", index),
+        arguments.as_ids("segment_ids", segment_ids),
+    )
     if index.shape != segment_ids.shape:
         raise ValueError(
             "index and segment_ids must have the same length, got "
@@ -328,8 +272,10 @@ def index_segment_reduce(
         )
     dtype = promoted(index.dtype, segment_ids.dtype)
     index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
-    weight = check_weight("weight", weight, "num_edges", index.shape[0], x, "x", "num_rows")
-    check_choice("reduce", reduce, get_args(Reduce))
+    weight = arguments.check_weight(
+        "weight", weight, "num_edges", index.shape[0], x, "x", "num_rows"
+    )
+    arguments.check_choice("reduce", reduce, get_args(Reduce))
     # The matrix by column is read only by the gradient to x: jax.jit drops its sort elsewhere.
     sources, order = sorted_ids(index, x.shape[0], implementation)
     by_row = Csr(segment_ids, index, num_rows=num_segments)
