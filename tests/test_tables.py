@@ -141,7 +141,9 @@ def test_from_table_reads_times_fills_and_ignores():
         "key": ["a", "NA", "b"],
     }
     with pytest.warns(UserWarning, match="seconds since 1970") as warned:
-        data = convert.from_table(edges, nodes, labels="key", ignore=["postcode"], fill="indicator")
+        data = convert.from_table(
+            edges, nodes, labels="key", ignore=["postcode"], fill_missing="indicator"
+        )
     assert data.edges["when"].tolist() == [1704067200, 1704153601]
     assert data.edges["when"].dtype == np.int64
     assert data.nodes["age"].tolist() == [1, 2.5, 4] and "postcode" not in data.nodes
@@ -163,10 +165,10 @@ def test_from_table_reads_times_fills_and_ignores():
 )
 def test_fill(tmp_path, fill, values):
     write(tmp_path, "id,x\na,NA\nb,2\nc,1\nd,6\n")
-    data = load_csv(tmp_path, fill=fill)
+    data = load_csv(tmp_path, fill_missing=fill)
     assert data.x[:2].tolist() == values
     assert ("x is missing" in data.feature_names) == (fill == "indicator")
-    assert any("(1); --fill has" in notice for notice in data.notices)
+    assert any("(1); --fill-missing has" in notice for notice in data.notices)
 
 
 def test_features_of_a_later_table(tmp_path):
@@ -179,7 +181,7 @@ def test_features_of_a_later_table(tmp_path):
     edges = "src,dst\nn1,n2\n"
     first = load_csv(
         write(tmp_path / "a", "\n".join(["id,x,kind,day,bio", *lines]), edges),
-        fill="indicator",
+        fill_missing="indicator",
         text="hash",
     )
     new = "id,day,kind,bio,x\nn1,NA,c,Tea,\nn2,2020-01-11,b,,5\n"
@@ -331,5 +333,5 @@ def test_files_of_edges(tmp_path):
     (tmp_path / "b.mtx").write_text(f"{head} real general\n99999999 99999999 1\n1 2 0.5\n")
     with pytest.raises(ValueError, match="bytes of memory"):
         load_graph(tmp_path / "b.mtx")
-    with pytest.raises(ValueError, match="must be tables for fill"):
-        load_graph("digits", fill="zero")
+    with pytest.raises(ValueError, match="must be tables for fill_missing"):
+        load_graph("digits", fill_missing="zero")

@@ -63,7 +63,7 @@ def load_to_predict(trained: TrainedModel | TrainedLinks, source: str) -> NodeDa
 def add_table_options(group: argparse._ArgumentGroup) -> None:
     """Add the options of how columns of tables are read."""
     group.add_argument(
-        "--fill",
+        "--fill-missing",
         choices=("mean", "median", "zero", "indicator"),
         help="for tables: what takes the place of missing numbers; indicator is the mean, and a "
         "feature that says which were missing (default: mean)",
@@ -85,7 +85,7 @@ def add_table_options(group: argparse._ArgumentGroup) -> None:
 
 def _table_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_table_options` that were used."""
-    options = {name: getattr(args, name, None) for name in ("fill", "text", "ignore")}
+    options = {name: getattr(args, name, None) for name in ("fill_missing", "text", "ignore")}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -162,7 +162,7 @@ def add_data(commands: Commands) -> None:
         "examples:\n"
         "  jax-gnn data planetoid/ind.cora.x\n"
         "  jax-gnn data FOLDER     where nodes.csv and edges.csv are: column by column\n"
-        "  jax-gnn data FOLDER --fill median --ignore postcode --text hash\n\n"
+        "  jax-gnn data FOLDER --fill-missing median --ignore postcode --text hash\n\n"
         "known are:\n"
         + "\n".join(f"  {format:38} {origin}" for format, origin in known_formats().items()),
         run=_run_data,

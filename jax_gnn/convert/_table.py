@@ -45,7 +45,7 @@ def from_table(
     one_hot: str | Sequence[str] = (),
     labels: str | Sequence[str] = (),
     ignore: str | Sequence[str] = (),
-    fill: Literal["mean", "median", "zero", "indicator"] | None = None,
+    fill_missing: Literal["mean", "median", "zero", "indicator"] | None = None,
 ) -> Data:
     """Read a graph from a table of edges and, optionally, one of nodes.
 
@@ -78,8 +78,8 @@ def from_table(
         one_hot: columns of either table that become a column for each of their values.
         labels: columns that become the numbers of their values, -1 if missing.
         ignore: columns of either table that are left out.
-        fill: number that takes the place of missing ones in columns of floats: the "mean" or
-            "median" of the column, "zero", or by "indicator" the mean beside a column
+        fill_missing: number that takes the place of missing ones in columns of floats: the "mean"
+            or "median" of the column, "zero", or by "indicator" the mean beside a column
             ``"KEY is missing"`` of zeros and ones. None leaves NaN.
 
     Returns:
@@ -127,8 +127,10 @@ def from_table(
         kind: _Table.read("nodes", kind, table, by_type, [("node", node)])
         for kind, table in nodes_by_type.items()
     }
-    if fill not in (None, *FILLS):
-        raise ValueError(f"fill must be one of {', '.join(FILLS)} or None, got {fill!r}")
+    if fill_missing not in (None, *FILLS):
+        raise ValueError(
+            f"fill_missing must be one of {', '.join(FILLS)} or None, got {fill_missing!r}"
+        )
     for name in _as_sequence(ignore):
         columns = [table.columns.pop(name, None) for table in [*edge_tables, *node_tables.values()]]
         if all(column is None for column in columns):
@@ -170,7 +172,7 @@ def from_table(
     tables = [*edge_tables, *node_tables.values()]
     categories = _encode_categories(tables, one_hot, labels)
     for table in tables:
-        table.convert(_as_sequence(labels), categories, fill, report)
+        table.convert(_as_sequence(labels), categories, fill_missing, report)
     edge_names = names.pop(HYPEREDGES) if hypergraph else None
     parts: dict[str, Any] = {
         "edges": {table.key: table.columns for table in edge_tables},

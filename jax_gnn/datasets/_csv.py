@@ -30,7 +30,7 @@ _TABLE = re.compile(
 def load_csv(
     path: str | os.PathLike[str],
     *,
-    fill: Literal["mean", "median", "zero", "indicator"] = "mean",
+    fill_missing: Literal["mean", "median", "zero", "indicator"] = "mean",
     text: Literal["drop", "hash"] = "drop",
     ignore: Sequence[str] = (),
     recipe: str | None = None,
@@ -51,16 +51,17 @@ def load_csv(
 
     Args:
         path: the folder, or one of the two files.
-        fill: number that takes the place of a missing one: the "mean" or "median" of the column,
-            "zero", or by "indicator" the mean, beside a feature of zeros and ones that says which.
+        fill_missing: number that takes the place of a missing one: the "mean" or "median" of the
+            column, "zero", or by "indicator" the mean, beside a feature of zeros and ones that says which.
         text: "hash" makes 64 features of the words of a column of free text, by their hashes.
         ignore: columns of nodes that are left out.
         recipe: ``table_recipe`` of the dataset of a training: columns then become the same
             features, and other settings do not count.
     """
-    if fill not in FILLS or text not in ("drop", "hash"):
+    if fill_missing not in FILLS or text not in ("drop", "hash"):
         raise ValueError(
-            f"fill must be one of {', '.join(FILLS)} and text drop or hash, got {fill!r}, {text!r}"
+            f"fill_missing must be one of {', '.join(FILLS)} and text drop or hash, got "
+            f"{fill_missing!r}, {text!r}"
         )
     nodes_path, edges_path = _locate_tables(as_path("path", path))
     memory = Memory(nodes_path, edges_path)
@@ -102,7 +103,7 @@ def load_csv(
             notices += [f"column 'target': {notice}"] * bool(notice)
             targets = target.values
         features = TableFeatures.read(
-            nodes, node_place, memory, fill=fill, text=text, recipe=recipe
+            nodes, node_place, memory, fill=fill_missing, text=text, recipe=recipe
         )
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # checked here
             data = from_table(edges, names_table, directed=True, labels=[*labels])

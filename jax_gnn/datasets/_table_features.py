@@ -194,7 +194,7 @@ class TableFeatures:
             "zero": "zero",
             "indicator": "the mean of their column, beside a feature that says which",
         }.get(fill, f"the {fill} of their column")
-        self._tell_filled(how, "; --fill has other choices")
+        self._tell_filled(how, "; --fill-missing has other choices")
         return self
 
     def _tell_filled(self, how: str, advice: str) -> None:
