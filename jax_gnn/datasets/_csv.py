@@ -52,7 +52,8 @@ def load_csv(
     Args:
         path: the folder, or one of the two files.
         fill_missing: number that takes the place of a missing one: the "mean" or "median" of the
-            column, "zero", or by "indicator" the mean, beside a feature of zeros and ones that says which.
+            column, "zero", or by "indicator" the mean, beside a feature of zeros and ones that says
+            which.
         text: "hash" makes 64 features of the words of a column of free text, by their hashes.
         ignore: columns of nodes that are left out.
         recipe: ``table_recipe`` of the dataset of a training: columns then become the same
