@@ -351,6 +351,10 @@ def reference(case: Case, model, blocks: Blocks, x, **kwargs) -> jax.Array:
     return x if case.model is not layers.HGT else model.output(x)
 
 
+of_sampled_edges = pytest.mark.filterwarnings("ignore:GCN scales blocks")
+
+
+@of_sampled_edges
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(
     ("name", "degrees"),
@@ -472,6 +476,7 @@ def test_one_trace(name, request, rng):
     assert len(traces) == 1
 
 
+@of_sampled_edges
 def test_dropout_and_batch_axes(plain, rng):
     blocks = sampled(plain, [1, 2, -1], (2, 2))
     x = jnp.asarray(rng.normal(size=(blocks.graphs[0].num_src, 2, WIDTH)))
@@ -487,6 +492,7 @@ def test_dropout_and_batch_axes(plain, rng):
         assert np.any(drawn[0] != drawn[2])
 
 
+@of_sampled_edges
 def test_errors(plain, typed, rng):
     model = make(CASES["GCN"])
     blocks = sampled(plain, [1, 2], (2, 2, 2))

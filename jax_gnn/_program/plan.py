@@ -19,7 +19,6 @@ from jax_gnn._program.derivatives import differentiated_as
 from jax_gnn._program.lower import Lowering
 from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.matrices import Matrices, Structure
-from jax_gnn._program.online_softmax import online_softmaxes
 from jax_gnn._program.passes import FOR_REGIONS, run
 from jax_gnn._program.passes.cse import content_of
 from jax_gnn._program.passes.inline_pairs import is_inlinable
@@ -211,6 +210,9 @@ def match_regions(
     def training_time(regions: Mapping[Row, EdgeRegion]) -> float:
         matcher.regions = regions
         return Costs(matcher, results).training(results)
+
+    # Machines without regions never need this module.
+    from jax_gnn._program.online_softmax import online_softmaxes
 
     candidates = Candidates(results, matcher, linear_maps)
     matcher.regions = choose_regions(candidates, training_time)
