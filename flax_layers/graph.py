@@ -425,15 +425,15 @@ class GCN(GCNOptions, Stack):
                 count, which are those of its sampled edges: a warning says so.
             **dropout: `deterministic` and `rngs`, see `Stack`.
         """
-        needs_scale = self.normalization and node_scale is None
-        if needs_scale and isinstance(graph, Blocks):
-            warnings.warn(
-                "GCN scales blocks by the degrees of their sampled edges; for those of the whole "
-                "graph pass node_scale=take(gcn_norm(graph), blocks.node_ids)",
-                stacklevel=2,
-            )
-        elif needs_scale and not isinstance(graph, Blocks):
-            node_scale = gcn_norm(graph, edge_weight, add_self_loops=self.add_self_loops)
+        if self.normalization and node_scale is None:
+            if isinstance(graph, Blocks):
+                warnings.warn(
+                    "GCN scales blocks by the degrees of their sampled edges; for those of the "
+                    "whole graph pass node_scale=take(gcn_norm(graph), blocks.node_ids)",
+                    stacklevel=2,
+                )
+            else:
+                node_scale = gcn_norm(graph, edge_weight, add_self_loops=self.add_self_loops)
         return super().__call__(graph, x, edge_weight=edge_weight, node_scale=node_scale, **dropout)
 
     def _convolve(

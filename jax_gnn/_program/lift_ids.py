@@ -28,8 +28,6 @@ _REDUCTIONS = {
     "scatter-min": "min",
     "scatter_min": "min",
 }
-NEUTRAL = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}
-"""What a node without edges gets, by reduction."""
 CLIPS = "clip", "promise"
 SOFTMAX = jex.Primitive("jax_gnn_lifted_softmax")
 """The softmax of its operand over the edges of equal ids, which are a parameter."""

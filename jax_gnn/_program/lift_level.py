@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._ops.edge_region.xla import NEUTRAL
 from jax_gnn._program.api import Program
 from jax_gnn._program.lift_find import Analysis, EdgeSpace, EdgeValue
-from jax_gnn._program.lift_ids import NEUTRAL, SOFTMAX, Use, fill_value
+from jax_gnn._program.lift_ids import SOFTMAX, Use, fill_value
 from jax_gnn._program.lift_order import NUM_GHOSTS, EdgeOrder
 from jax_gnn._program.lift_rows import Equation, is_var, literal
 from jax_gnn._program.passes import PASSES

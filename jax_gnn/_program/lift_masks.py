@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._program.lift_ids import CLIPS, NEUTRAL, Flat, Indexing, Use, fill_value, flatten
+from jax_gnn._core.arrays import row_wise
+from jax_gnn._ops.edge_region.xla import NEUTRAL
+from jax_gnn._program.lift_ids import CLIPS, Flat, Indexing, Use, fill_value, flatten
 from jax_gnn._program.lift_rows import Equation, is_var, needed_equations
 
 
@@ -71,8 +73,7 @@ def _masked(use: Use, ids: Any, mask: Any, keeps: bool) -> list[Equation]:
 
     def function(x: Array, ids: Array, mask: Array, *updates: Array) -> Array:
         def select(rows: Array, other: Any) -> Array:
-            is_kept = (mask if keeps else ~mask).reshape(-1, *[1] * (rows.ndim - 1))
-            return jnp.where(is_kept, rows, other)
+            return jnp.where(row_wise(mask if keeps else ~mask, rows), rows, other)
 
         ids = ids.astype(dtype)
         ids = jnp.where(ids < 0, ids + use.end.num_nodes, ids) if use.wraps else ids

@@ -19,6 +19,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import take
 from jax_gnn._core.ids import is_traced
+from jax_gnn._ops.edge_region.xla import NEUTRAL
 from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_cost import (
     Times,
@@ -29,7 +30,7 @@ from jax_gnn._program.lift_cost import (
     sum_times,
 )
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
-from jax_gnn._program.lift_ids import NEUTRAL, SOFTMAX, Flat, Use, flatten
+from jax_gnn._program.lift_ids import SOFTMAX, Flat, Use, flatten
 from jax_gnn._program.lift_level import LevelProgram
 from jax_gnn._program.lift_masks import with_masks
 from jax_gnn._program.lift_order import (

@@ -65,6 +65,7 @@ class Matcher:
     """Finds the patterns of a program.
 
     Attributes:
+        uses: How often each row is read; rows that are missing are read once.
         parts: The spaces of the graph.
         compact: Whether products that a pattern introduces move to the smallest space.
         regions: The edge regions by their results, which have no patterns.
@@ -75,15 +76,15 @@ class Matcher:
         """Make a matcher.
 
         Args:
-            uses: How often each row is read; rows that are missing are read once.
-            parts: The spaces of the graph.
-            compact: See above.
+            uses: See above, as for the others.
+            parts: See there.
+            compact: See there.
         """
         self.parts = parts
         self.compact = compact
         self.regions: Mapping[Row, EdgeRegion] = {}
         self.softmaxes: Mapping[EdgeRegion, OnlineSoftmax] = {}
-        self._uses = uses
+        self.uses = uses
         self._patterns: dict[Row, Pattern] = {}
 
     def __call__(self, row: Row) -> Pattern:
@@ -103,7 +104,7 @@ class Matcher:
 
     def is_internal(self, row: Row, uses: int = 1) -> bool:
         """Whether a row is read at most `uses` times, so that a pattern may contain it."""
-        return self._uses.get(row, 1) <= uses
+        return self.uses.get(row, 1) <= uses
 
     def flat(self, row: Row) -> Row:
         """Return an einsum with the factors of its internal factors."""

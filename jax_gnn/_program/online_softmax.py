@@ -90,13 +90,15 @@ def online_softmaxes(
     by_result = {row: region for region in regions for row in region.results}
     found: dict[EdgeRegion, OnlineSoftmax] = {}
     for sums in dict.fromkeys(by_result.values()):
-        pair = _pair(sums, by_result)
-        if pair is not None and pair.maxima not in found and uses[pair.shift.operands[0]] == 1:
+        pair = _pair(sums, by_result, uses)
+        if pair is not None and pair.maxima not in found:
             found |= {pair.maxima: pair, pair.sums: pair}
     return found
 
 
-def _pair(sums: EdgeRegion, by_result: Mapping[Row, EdgeRegion]) -> OnlineSoftmax | None:
+def _pair(
+    sums: EdgeRegion, by_result: Mapping[Row, EdgeRegion], uses: Mapping[Row, int]
+) -> OnlineSoftmax | None:
     """Return a region with that of the maxima that it reads, if one walk can compute both."""
     exponentials = [
         row for row in sums.members if isinstance(row.op, Apply) and row.op.name == SOFTMAX_EXP
@@ -110,7 +112,7 @@ def _pair(sums: EdgeRegion, by_result: Mapping[Row, EdgeRegion]) -> OnlineSoftma
         return None
     (maximum,) = shift.operands
     maxima = by_result.get(maximum)
-    if maxima is None or maxima is sums or maxima.results != (maximum,):
+    if maxima is None or maxima is sums or maxima.results != (maximum,) or uses[maximum] > 1:
         return None
     if maximum.operands != (scores,) or (sums.columns, sums.rows) != (maxima.columns, maxima.rows):
         return None

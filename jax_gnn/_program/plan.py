@@ -216,7 +216,7 @@ def match_regions(
 
     candidates = Candidates(results, matcher, linear_maps)
     matcher.regions = choose_regions(candidates, training_time)
-    matcher.softmaxes = online_softmaxes(matcher.regions.values(), count_uses(results))
+    matcher.softmaxes = online_softmaxes(matcher.regions.values(), matcher.uses)
     return matcher
 
 

@@ -44,8 +44,8 @@ def is_wide(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
     """Return whether ``x @ kernel`` should be `wide_matmul`."""
     is_tall = x.ndim == 2 and at_most(TALL, x.shape[0])
     least = _MIN_WIDE.get(jax.default_backend(), _MAX_WIDE)
-    is_wide = least <= min(kernel.shape) and _NARROW < max(kernel.shape) <= _MAX_WIDE
-    return is_tall and is_wide and precision is None and x.dtype == kernel.dtype == np.float32
+    fits = least <= min(kernel.shape) and _NARROW < max(kernel.shape) <= _MAX_WIDE
+    return is_tall and fits and precision is None and x.dtype == kernel.dtype == np.float32
 
 
 def wide_matmul(x: Array, kernel: Array) -> Array:
