@@ -20,7 +20,6 @@ from jax_gnn._core.op import align_varying, varying_axes
 from jax_gnn._core.public import public
 from jax_gnn._program import reference
 from jax_gnn._program.backend import backend
-from jax_gnn._program.explain import explain, kernels
 from jax_gnn._program.matrices import Matrices, Structure, parts_of
 from jax_gnn._program.passes import DISTRIBUTE, PASSES
 from jax_gnn._program.plan import Plan, make_plan, tune_plan
@@ -201,6 +200,8 @@ class Program:
 
         Arguments and errors are those of a call. Times are estimates for an H200.
         """
+        from jax_gnn._program.explain import explain
+
         call = self._call(graph, args, kwargs)
         plan, _ = self._plan(call)
         return explain(plan, call.graph, self._passes)
@@ -211,6 +212,8 @@ class Program:
         Arguments and errors are those of a call. For each region the instructions, and the CUDA
         source that is compiled on a GPU; of a program without regions nothing. No GPU is needed.
         """
+        from jax_gnn._program.explain import kernels
+
         with implementation("cuda"):
             call = self._call(graph, args, kwargs)
             plan, _ = self._plan(call)
