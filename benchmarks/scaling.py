@@ -34,7 +34,7 @@ from benchmarks.workloads import TWINS, power_law
 
 WIDTH, CLASSES, LAYERS, STEPS = 128, 40, 3, 5
 NODES, EDGES, HALO, CROSSING = 1_000_000, 25_000_000, 0.25, 0.2
-METHODS = "stream", "hash"
+METHODS = "auto", "hash"
 GRAPHS, BATCHES = 10_000, 24
 ROWS, FEATURES, EXPERTS = 131_072, 512, 32
 WIDE, DEGREE, LARGE = 512, 4, 1.6

@@ -28,7 +28,9 @@ def run(data: Path | None, graphs: Sequence[str], num_parts: int) -> dict[str, A
     missing = [name for name in graphs if name not in known]
     if missing:
         raise ValueError(f"no graphs are called {', '.join(missing)}; --data names their folder")
-    methods = [m for m in get_args(Method) if m != "metis" or importlib.util.find_spec("pymetis")]
+    methods = [m for m in get_args(Method) if m != "auto"]
+    if not importlib.util.find_spec("pymetis"):
+        methods.remove("metis")
     rows = [_split(known[name].load(), name, m, num_parts) for name in graphs for m in methods]
     date = datetime.now(UTC).date().isoformat()
     machine = probe(Settings(platform="cpu"))

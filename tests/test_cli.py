@@ -550,7 +550,7 @@ def test_parts(data, tmp_path, monkeypatch, capsys):
     parts, folder = tmp_path / "parts.npz", tmp_path / "out"
     assert cli.main(["partition", str(data), "--parts", "2", "--output", str(parts)]) == 0
     out = re.sub(" +", " ", capsys.readouterr().out)
-    assert " data tiny (HypergraphDataset)\n parts 2, by stream\n nodes 1.0" in out
+    assert " data tiny (HypergraphDataset)\n parts 2, by auto\n nodes 1.0" in out
     assert " sent for a layer " in out and f" output {parts}\n" in out
     over = ["--devices", "2", "--partition", str(parts)]
     assert cli.main(small(data, *over, "--splits", "1", "--output", str(folder))) == 0
@@ -795,7 +795,7 @@ def test_arguments_that_only_print(arguments, capsys):
     expected = {
         "--version": f"jax-gnn {jax_gnn.__version__}\n",
         "--help": "example: jax-gnn train hgnn\n",
-        "predict": "partition wrote (default: stream)\n",
+        "predict": "partition wrote (default: auto)\n",
     }
     recipe = RECIPES.get(arguments[-2]) if arguments[0] == "train" else None
     on_devices = recipe is not None and recipe.structure is not None

@@ -6,6 +6,7 @@ import functools
 import math
 import re
 import sys
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +21,21 @@ from op_spec import assert_close, same_bits
 import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
-from jax_gnn.sharding import Part, ShardedGraph, partition, shard_graph
+from jax_gnn.sharding import (
+    Part,
+    PartitionCosts,
+    ShardedGraph,
+    _partition,
+    partition,
+    partition_costs,
+    shard_graph,
+)
 from jax_gnn.sharding._command import Costs
 from jax_gnn.sharding._exchange import MAX_SENT_RATIO, plan_rounds, plan_shares
-from jax_gnn.sharding._partition import SplitArgs, parse_graph
+from jax_gnn.sharding._partition import Adjacency, SplitArgs, parse_graph
 from jax_gnn.sharding._split import split_graph
 
-METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
+METHODS = ("auto", "multilevel", "metis", "contiguous", "hash", "random", "one part")
 
 
 def mesh_of(count: int, kind: AxisType = AxisType.Auto) -> Mesh:
@@ -95,7 +104,7 @@ def sharded(rng: np.random.Generator, graph, mesh: Mesh, method: str) -> Sharded
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
-@pytest.mark.parametrize("method", ["stream", "metis"])
+@pytest.mark.parametrize("method", ["multilevel", "metis"])
 def test_parts_are_balanced(method, num_parts, rng):
     """Edges are balanced in any graph whose nodes have less than 5 % of a part's edges."""
     if method == "metis":
@@ -127,10 +136,68 @@ def test_parts_keep_neighbours_together(rng):
     members = [np.flatnonzero(groups == i) for i in range(16)]
     src, dst = np.concatenate([rng.choice(nodes, (2, 500)) for nodes in members], 1)
     graph = Graph.from_edges(src, dst, num_nodes=800)
-    for method in ("stream", "contiguous", "hash"):
+    for method in ("multilevel", "contiguous", "hash"):
         parts = partition(graph, 4, method)  # type: ignore[arg-type]
         cut = (parts[src] != parts[dst]).mean()
-        assert cut < 0.3 if method == "stream" else cut > 0.6
+        assert cut < 0.3 if method == "multilevel" else cut > 0.6
+
+
+def communities(rng: np.random.Generator, num_nodes: int, count: int) -> tuple[Graph, np.ndarray]:
+    """Return a graph with one edge in ten between communities, and the community of each node."""
+    of_node = rng.permutation(num_nodes) % count
+    members = np.argsort(of_node, kind="stable").reshape(count, -1)
+    src = rng.integers(0, num_nodes, 8 * num_nodes)
+    near = members[of_node[src], rng.integers(0, members.shape[1], src.size)]
+    dst = np.where(rng.random(src.size) < 0.1, rng.integers(0, num_nodes, src.size), near)
+    return Graph.from_edges(src, dst, num_nodes=num_nodes), of_node
+
+
+@pytest.mark.parametrize("count", [8, 64])
+def test_hidden_communities_are_found(count, rng):
+    """Parts fetch as few rows as those of the communities; several threads find the same."""
+    graph, of_node = communities(rng, 64_000, count)
+    edges = Adjacency.of(jax.device_get(graph))
+    costs = partition_costs(graph, 8)
+    best = PartitionCosts.of(edges, 8, (of_node % 8).astype(np.int32))
+    assert next(iter(costs)) == "multilevel"
+    assert costs["multilevel"].halo.sum() <= 1.1 * best.halo.sum() < costs["hash"].halo.sum() / 2
+    np.testing.assert_array_equal(partition(graph, 8), partition(graph, 8, "multilevel"))
+
+
+def test_ordered_ids_are_kept():
+    """Ranges of ids win where neighbours have similar ids."""
+    ids = np.arange(4000)
+    graph = Graph.from_edges(ids, (ids + 1) % 4000, num_nodes=4000)
+    costs = partition_costs(graph, 4, ["hash", "contiguous"])
+    assert [*costs] == ["contiguous", "hash"] and (costs["contiguous"].halo == 1).all()
+    assert PartitionCosts.of(Adjacency.of(graph), 4, partition(graph, 4)).halo.max() <= 2
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 200])
+def test_costs_are_counted(num_parts, rng):
+    """Rows are counted once for each part that fetches them."""
+    src, dst = rng.integers(0, 500, (2, 3000))
+    graph = Graph.from_edges(src, dst, num_nodes=500)
+    parts = rng.integers(0, num_parts, 500).astype(np.int32)
+    costs = PartitionCosts.of(Adjacency.of(graph), num_parts, parts)
+    needed = {(s, parts[d]) for s, d in zip(src, dst, strict=True) if parts[s] != parts[d]}
+    expected = np.bincount([part for _, part in needed], minlength=num_parts)
+    np.testing.assert_array_equal(costs.halo, expected)
+    np.testing.assert_array_equal(costs.nodes, np.bincount(parts, minlength=num_parts))
+    np.testing.assert_array_equal(costs.edges, np.bincount(parts[dst], minlength=num_parts))
+
+
+def test_a_graph_without_structure_is_told(rng, monkeypatch):
+    """A warning says that parts of a large random graph fetch nearly all rows."""
+    monkeypatch.setattr(_partition, "FEW_EDGES", 10_000)
+    src, dst = rng.integers(0, 1000, (2, 40_000))
+    with pytest.warns(
+        UserWarning, match=r"parts fetch \d.\d\d rows for each node, at random 3\.00"
+    ):
+        partition(Graph.from_edges(src, dst, num_nodes=1000), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        partition(communities(rng, 6400, 8)[0], 4)
 
 
 def test_parts_of_garbage():
@@ -440,7 +507,7 @@ def test_counted_costs(make, rng):
     """Costs, counted without devices, are those of the arrays on a device."""
     graph = make(rng)
     with jax_gnn.host_arrays():
-        args = SplitArgs.parse(parse_graph(graph), 3, "stream")
+        args = SplitArgs.parse(parse_graph(graph), 3, "auto")
         costs = Costs.of(*split_graph(args, ""))
     split = shard_graph(graph, mesh_of(3), "nodes")
     num_bytes = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
@@ -694,7 +761,11 @@ def test_errors_name_the_argument():
         ((graph, None, "nodes"), TypeError, "mesh must be a .*Mesh, got NoneType"),
         ((graph.rows, two, "nodes"), TypeError, "graph must be a jax_gnn.Graph"),
         ((bipartite, two, "nodes"), ValueError, "bipartite"),
-        ((graph, two, "nodes", "ring"), ValueError, "method must be one of .*stream.*got 'ring'"),
+        (
+            (graph, two, "nodes", "ring"),
+            ValueError,
+            "method must be one of .*multilevel.*got 'ring'",
+        ),
         ((graph, two, "nodes", [0, 1]), ValueError, r"method must .* shape \(3,\), got shape \(2,"),
         ((graph, two, "nodes", [0, 1, 2]), ValueError, r"method\[2\] = 2 is outside"),
         ((graph, two, "nodes", [0.5, 1, 2]), TypeError, "method must be an array of integers"),
@@ -743,7 +814,7 @@ def test_hypergraphs_without_hyperedges(num_parts):
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
-@pytest.mark.parametrize("method", ["stream", "hash"])
+@pytest.mark.parametrize("method", ["auto", "hash"])
 def test_degrees_are_of_the_whole_graph(num_parts, method, rng):
     graph = random_graph(rng)
     sharded = shard_graph(graph, mesh_of(num_parts), "nodes", method)

@@ -43,7 +43,7 @@ def train(
     *,
     baseline: bool = False,
     devices: int = 1,
-    method: Method = "stream",
+    method: Method = "auto",
     on_epoch: Callable[[EpochReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,

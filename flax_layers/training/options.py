@@ -138,14 +138,14 @@ def add_devices(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
         "--partition",
         metavar="METHOD|FILE",
         help=f"with --devices: which nodes each has, by one of {', '.join(METHODS)}, or by what "
-        "jax-gnn partition wrote (default: stream)",
+        "jax-gnn partition wrote (default: auto)",
     )
 
 
 def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
     """Return the `method` of `jax_gnn.sharding.shard_graph`, from the options of `add_devices`."""
     if args.partition is None:
-        return "stream"
+        return "auto"
     if args.devices == 1:
         raise UserError(f"--partition {args.partition} needs --devices, for more than one")
     # A word names a method; a file has the part of each node.

@@ -199,7 +199,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         check_dataset(dataset, config)
     config = settled_direction(dataset, config, options.print_direction)
     # Errors of options and data come before the folder is made.
-    num_devices, method = 1, cast(Method, "stream")
+    num_devices, method = 1, cast(Method, "auto")
     if recipe.structure is not None:
         num_devices, method = args.devices, options.method_of(args, dataset)
         check_devices(config, num_devices)

@@ -246,9 +246,7 @@ class TrainedModel(Predictor):
         """Recipe by which the model was trained."""
         return RECIPES[self.config.model]
 
-    def predict(
-        self, dataset: NodeDataset, *, devices: int = 1, method: Method = "stream"
-    ) -> Array:
+    def predict(self, dataset: NodeDataset, *, devices: int = 1, method: Method = "auto") -> Array:
         """Compute logits, after the preprocessing of the training.
 
         Relations, types of nodes and, where the model knows them, nodes are those of the training

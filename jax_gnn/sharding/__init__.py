@@ -2,7 +2,7 @@
 
 from jax_gnn.sharding._files import load_parts, save_parts
 from jax_gnn.sharding._host_rows import HostRows
-from jax_gnn.sharding._partition import partition
+from jax_gnn.sharding._partition import PartitionCosts, partition, partition_costs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 from jax_gnn.sharding._sharded import ShardedGraph, shard_graph
 
@@ -10,10 +10,12 @@ __all__ = [
     "HostRows",
     "HypergraphPart",
     "Part",
+    "PartitionCosts",
     "RelationalPart",
     "ShardedGraph",
     "load_parts",
     "partition",
+    "partition_costs",
     "save_parts",
     "shard_graph",
 ]

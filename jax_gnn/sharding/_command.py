@@ -20,10 +20,18 @@ from jax_gnn.datasets import (
     load_any,
 )
 from jax_gnn.graph import Graph, host_arrays
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._files import write_parts
-from jax_gnn.sharding._partition import Method, SplitArgs, Splittable
+from jax_gnn.sharding._partition import (
+    Adjacency,
+    Method,
+    PartitionCosts,
+    SplitArgs,
+    Splittable,
+    compare,
+)
 from jax_gnn.sharding._parts import edges_into_nodes, exchanges_of
 from jax_gnn.sharding._split import Piece, split_graph
 
@@ -43,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parts", type=_positive, required=True, metavar="N", help="number of parts, or devices"
     )
     parser.add_argument(
-        "--method", choices=get_args(Method), default="stream", help="how nodes are dealt out"
+        "--method", choices=get_args(Method), default="auto", help="how nodes are dealt out"
     )
     parser.add_argument(
         "--output",
@@ -74,7 +82,11 @@ def run(args: argparse.Namespace) -> list[list[str]]:
     to_file = args.output is not None and args.output.suffix == ".npz"
     with host_arrays():
         graph = _structure(dataset)
-        split = SplitArgs.parse(graph, args.parts, args.method)
+        compared: dict[Method, tuple[np.ndarray, PartitionCosts]] = {}
+        if args.method == "auto" and not isinstance(graph, Hypergraph):
+            compared = compare(Adjacency.of(edges_of(graph)), args.parts)
+        parts = next((parts for parts, _ in compared.values()), args.method)
+        split = SplitArgs.parse(graph, args.parts, parts)
         if to_file and isinstance(dataset, HypergraphDataset):
             # A file has the parts of nodes alone, by which hyperedges are placed.
             split = SplitArgs.parse(graph, args.parts, split.node_parts)
@@ -82,6 +94,7 @@ def run(args: argparse.Namespace) -> list[list[str]]:
     rows = [
         ["data", f"{dataset.name} ({type(dataset).__name__})"],
         ["parts", f"{args.parts}, by {args.method}"],
+        *([f"by {name}", _summary(costs)] for name, (_, costs) in compared.items()),
         *Costs.of(pieces, places).table(args.width, jnp.dtype(args.dtype)),
     ]
     if args.output is not None:
@@ -189,6 +202,12 @@ class Costs(NamedTuple):
             "a device's memory",
             f"{_bytes(self.bytes)} of indices, {features} of features (counted)",
         ]
+
+
+def _summary(costs: PartitionCosts) -> str:
+    halo = costs.halo.sum() / costs.nodes.sum()
+    nodes, edges = map(_max_over_mean, (costs.nodes, costs.edges))
+    return f"halo {halo:.2f} of own rows; largest over mean: nodes {nodes}, edges {edges}"
 
 
 def _max_over_mean(sizes: np.ndarray) -> str:

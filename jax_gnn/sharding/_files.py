@@ -51,7 +51,7 @@ def save_parts(
     folder: str | os.PathLike[str],
     graph: Graph | RelationalGraph | HeteroGraph | Hypergraph,
     num_parts: int,
-    method: Method | ArrayLike = "stream",
+    method: Method | ArrayLike = "auto",
     *,
     nodes: NodeValues | None = None,
     edges: Mapping[str, ArrayLike] | None = None,

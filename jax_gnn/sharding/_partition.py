@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast, get_args
 
 import jax
@@ -17,14 +19,19 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph, edges_of
 
-Method = Literal["stream", "metis", "contiguous", "hash"]
+Method = Literal["auto", "multilevel", "metis", "contiguous", "hash"]
 """Way to deal nodes out, see :func:`partition`."""
 
 MAX_NODE_RATIO, MAX_EDGE_RATIO = 1.25, 1.05
 """Upper bounds of the nodes and edges of a part, relative to the mean."""
 
-MAX_MOVES = 8
-"""Number of times that a node may move, at most."""
+NODE_COST, HALO_COST = 4.0, 10.0
+"""Time of a layer for a node of a part, and for a row that the part fetches, in those of an edge:
+an edge reads a row from memory, a node has a row of a product, and links between devices are a
+tenth as fast as memory."""
+
+FEW_EDGES, CYCLES = 5_000_000, 3
+"""Graphs of fewer edges are improved so often, as it takes no time."""
 
 
 class Adjacency(NamedTuple):
@@ -65,16 +72,18 @@ class Adjacency(NamedTuple):
 
 
 @public
-def partition(graph: Graph, num_parts: int, method: Method = "stream") -> np.ndarray:
+def partition(graph: Graph, num_parts: int, method: Method = "auto") -> np.ndarray:
     """Deal the nodes of a graph out to parts. Host only.
 
-    An edge belongs to the part of its destination. "stream" and "metis" keep the edges of a part
-    below 1.05 of the mean and its nodes below 1.25, unless single nodes have too many edges.
+    An edge belongs to the part of its destination. "multilevel" and "metis" keep the edges of a
+    part below 1.05 of the mean and its nodes below 1.25, unless single nodes have too many edges.
 
-    - "stream": each node goes to the part with most of its neighbours, by linear deterministic
-      greedy (Stanton and Kliot, "Streaming graph partitioning for large distributed graphs", KDD
-      2012) in the order of a breadth-first search, and then moves if that is better (Nishimura and
-      Ugander, "Restreaming graph partitioning", KDD 2013).
+    - "auto": "multilevel" or "contiguous", whichever makes the slowest part faster by count, see
+      :func:`partition_costs`.
+    - "multilevel": nodes are joined to clusters by label propagation, level by level (Meyerhenke,
+      Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA
+      2014); the last clusters are dealt out by linear deterministic greedy (Stanton and Kliot, KDD
+      2012), and nodes move to the part of most of their neighbours at each level on the way back.
     - "metis": Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning
       irregular graphs", SIAM J. Sci. Comput. 1998; then nodes move as above. Needs `pymetis`.
     - "contiguous": ranges of ids, for graphs in which neighbours have similar ids.
@@ -99,20 +108,30 @@ def partition(graph: Graph, num_parts: int, method: Method = "stream") -> np.nda
         >>> partition(graph, 2, "contiguous")
         array([0, 0, 1, 1], dtype=int32)
     """
+    edges, num_parts = _adjacency(graph, num_parts)
+    arguments.check_choice("method", method, get_args(Method))
+    return partition_nodes(edges, num_parts, method)
+
+
+def _adjacency(graph: Graph, num_parts: int) -> tuple[Adjacency, int]:
+    """Check the arguments of :func:`partition`, and return the neighbours of nodes."""
     arguments.check_instance("graph", graph, Graph)
     num_nodes = graph.num_nodes
     num_parts = arguments.check_integer("num_parts", num_parts)
     if not 1 <= num_parts <= num_nodes:
         raise ValueError(f"num_parts must be 1 to num_nodes = {num_nodes}, got {num_parts}")
-    arguments.check_choice("method", method, get_args(Method))
     if is_traced(graph.indptr):
         raise TypeError("graph must be partitioned before jax.jit")
-    return partition_nodes(Adjacency.of(graph), num_parts, method)
+    return Adjacency.of(graph), num_parts
 
 
 def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray:
     """Return the part of each node, int32; arguments as of :func:`partition`, checked."""
     indptr, num_nodes = edges.indptr, len(edges.indptr) - 1
+    if method == "auto":
+        (parts, costs), *others = compare(edges, num_parts).values()
+        _warn_of_no_gain(costs, max(other.halo.sum() for _, other in others))
+        return parts
     if method == "hash":
         return (np.random.default_rng(0).permutation(num_nodes) % num_parts).astype(np.int32)
     if method == "contiguous":
@@ -121,23 +140,123 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
         share = (position / num_nodes + centre / max(indptr[-1], 1)) / (2 if indptr[-1] else 1)
         return cast(np.ndarray, np.minimum(share * num_parts, num_parts - 1).astype(np.int32))
     parts = np.empty(num_nodes, np.int32)
-    if method == "metis":
+    is_given = method == "metis"
+    if is_given:
         parts[:] = _metis(edges, num_parts)
     # Neighbours in one direction suffice for a symmetric graph.
     symmetric = np.array_equal(indptr, edges.t_indptr) and np.array_equal(edges.cols, edges.t_cols)
-    host_function("partition")(
-        indptr=indptr,
-        cols=edges.cols,
-        t_indptr=None if symmetric else edges.t_indptr,
-        t_cols=None if symmetric else edges.t_cols,
-        num_parts=num_parts,
-        max_nodes=max(MAX_NODE_RATIO * num_nodes / num_parts, -(-num_nodes // num_parts)),
-        max_edges=MAX_EDGE_RATIO * float(indptr[-1]) / num_parts,
-        rounds=MAX_MOVES,
-        refine=method == "metis",
-        parts=parts,
-    )
+    for cycle in range(CYCLES if indptr[-1] < FEW_EDGES else 1):
+        host_function("partition")(
+            indptr=indptr,
+            cols=edges.cols,
+            t_indptr=None if symmetric else edges.t_indptr,
+            t_cols=None if symmetric else edges.t_cols,
+            num_parts=num_parts,
+            max_nodes=max(MAX_NODE_RATIO * num_nodes / num_parts, -(-num_nodes // num_parts)),
+            max_edges=MAX_EDGE_RATIO * float(indptr[-1]) / num_parts,
+            refine=is_given or cycle > 0,
+            parts=parts,
+        )
     return parts
+
+
+@public
+class PartitionCosts(NamedTuple):
+    """What each part of a partition computes and fetches.
+
+    Attributes:
+        nodes: ``(num_parts,)``, nodes of each part.
+        edges: ``(num_parts,)``, edges into these.
+        halo: ``(num_parts,)``, nodes of other parts with an edge into the part, whose rows it
+            fetches in each layer.
+    """
+
+    nodes: np.ndarray
+    edges: np.ndarray
+    halo: np.ndarray
+
+    @classmethod
+    def of(cls, edges: Adjacency, num_parts: int, parts: np.ndarray) -> PartitionCosts:
+        """Count the costs of the part of each node."""
+        halo = np.empty(num_parts, np.int64)
+        host_function("count_halo")(
+            t_indptr=edges.t_indptr,
+            t_cols=edges.t_cols,
+            parts=np.ascontiguousarray(parts, np.int32),
+            counts=halo,
+        )
+        degrees = np.diff(edges.indptr)
+        return cls(
+            np.bincount(parts, minlength=num_parts),
+            np.bincount(parts, degrees, num_parts).astype(np.int64),
+            halo,
+        )
+
+    @property
+    def slowest(self) -> float:
+        """Time of a layer in the slowest part, in those of an edge: an estimate."""
+        return float((self.edges + NODE_COST * self.nodes + HALO_COST * self.halo).max())
+
+
+COMPARED: tuple[Method, ...] = ("multilevel", "contiguous", "hash")
+"""Methods that "auto" chooses from; "hash" shows what the others gain."""
+
+
+@public
+def partition_costs(
+    graph: Graph, num_parts: int, methods: Sequence[Method] = COMPARED
+) -> dict[str, PartitionCosts]:
+    """Count what partitions of a graph by several methods cost. Host only.
+
+    Args:
+        graph: the graph, which is not bipartite.
+        num_parts: number of parts.
+        methods: names of methods, see :func:`partition`.
+
+    Returns:
+        The costs by method, those with the fastest slowest part first.
+
+    Raises:
+        TypeError: as of :func:`partition`.
+        ValueError: as of :func:`partition`, or there are no methods.
+        ImportError: as of :func:`partition`.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 0, 3, 2], num_nodes=4)
+        >>> partition_costs(graph, 2, ["contiguous"])["contiguous"].halo
+        array([0, 0])
+    """
+    edges, num_parts = _adjacency(graph, num_parts)
+    if not methods:
+        raise ValueError("methods must be names of methods, got none")
+    for method in methods:
+        arguments.check_choice("methods", method, get_args(Method))
+    found = compare(edges, num_parts, methods)
+    return {method: costs for method, (_, costs) in found.items()}
+
+
+def compare(
+    edges: Adjacency, num_parts: int, methods: Sequence[Method] = COMPARED
+) -> dict[Method, tuple[np.ndarray, PartitionCosts]]:
+    """Return the parts of each method and their costs, the least first."""
+    parts = {method: partition_nodes(edges, num_parts, method) for method in methods}
+    found = {
+        name: (each, PartitionCosts.of(edges, num_parts, each)) for name, each in parts.items()
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1][1].slowest))
+
+
+def _warn_of_no_gain(costs: PartitionCosts, random: int) -> None:
+    """Warn if parts of a large graph fetch nearly as many rows as parts at random."""
+    halo, nodes = int(costs.halo.sum()), int(costs.nodes.sum())
+    if costs.edges.sum() >= FEW_EDGES and halo > 0.9 * random:
+        warnings.warn(
+            f"no partition of this graph keeps neighbours together: parts fetch {halo / nodes:.2f} "
+            f"rows for each node, at random {random / nodes:.2f}. Samples "
+            "(jax_gnn.sampling.neighbor_batches), features in bfloat16, or features split over "
+            "the devices move fewer",
+            stacklevel=2,
+        )
 
 
 def _metis(edges: Adjacency, num_parts: int) -> np.ndarray:
@@ -146,7 +265,8 @@ def _metis(edges: Adjacency, num_parts: int) -> np.ndarray:
         import pymetis
     except ImportError as error:
         raise ImportError(
-            "method='metis' needs pymetis: pip install 'jax-gnn-kernels[scale]'; 'stream' does not"
+            "method='metis' needs pymetis: pip install 'jax-gnn-kernels[scale]'; 'multilevel' "
+            "does not"
         ) from error
     import scipy.sparse
 
@@ -188,7 +308,7 @@ class SplitArgs(NamedTuple):
         incidences = graph.graph if isinstance(graph, Hypergraph) else None
         if isinstance(method, str):
             arguments.check_choice("method", method, get_args(Method))
-            joined = isinstance(graph, Hypergraph) and method in ("stream", "metis")
+            joined = isinstance(graph, Hypergraph) and method in ("auto", "multilevel", "metis")
             if isinstance(graph, Hypergraph):
                 edges = Adjacency.of_incidences(graph.graph, joined=joined)
             else:

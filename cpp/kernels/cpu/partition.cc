@@ -1,290 +1,341 @@
 #include "partition.h"
 
 #include <algorithm>
-#include <limits>
-#include <memory>
+#include <cmath>
+#include <numeric>
+#include <tuple>
+#include <utility>
 #include <vector>
 
-#include "pages.h"
-#include "vector.h"
+#include "partition_levels.h"
 
 namespace jax_gnn::cpu {
 namespace {
 
-constexpr int32_t kNone = -1;
+constexpr int64_t kBottom = 512;  // clusters that are dealt out, or kBottomOfPart for each part
+constexpr int64_t kBottomOfPart = 14;  // if these are more
+constexpr int kClusterRounds = 3, kMoveRounds = 8, kBottomRounds = 12;
+constexpr double kLoose = 1.1;  // of a limit that is kept later
+constexpr int kLoosenings = 2;
+constexpr int64_t kTries = 32;          // ways of dealing out
+constexpr int64_t kTryEdges = 1 << 22;  // edges that these may look at together
+constexpr int64_t kAhead = 8;           // nodes ahead for whose neighbours memory is asked for
 
-// State of a node: not met by the search, met, or in a part, numbered from kFirst on.
-constexpr int64_t kUnmet = 0, kMet = 1, kFirst = 2;
-
-constexpr int64_t kIdsAhead = 64;  // of how many neighbours memory is asked for ahead
-
-struct Loads {
-  Loads(int64_t num_parts, PartLimits limits)
-      : limits(limits), nodes(num_parts), edges(num_parts) {}
-
-  void add(int32_t part, int64_t degree, int64_t sign) {
-    nodes[part] += sign;
-    edges[part] += sign * degree;
+// Joins nodes to clusters by label propagation; clusters lie within parts, if there are any.
+// Returns the cluster of each node, and their number.
+template <typename Index, typename Level>
+std::pair<std::vector<Index>, int64_t> cluster(const ParallelFor& parallel_for, const Level& graph,
+                                               Load limit, const int32_t* parts) {
+  std::vector<Index> labels(graph.size), wanted(graph.size);
+  std::iota(labels.begin(), labels.end(), Index{0});
+  std::vector<Load> loads(graph.size);
+  for (int64_t node = 0; node < graph.size; ++node) loads[node] = graph.load(node);
+  std::vector<int64_t> grown(graph.size);  // the last block in which a cluster grew
+  int64_t moves = graph.size;
+  for (int round = 0; round < kClusterRounds && moves * 50 >= graph.size; ++round) {
+    moves = 0;
+    std::fill(grown.begin(), grown.end(), -1);
+    const auto choose = [&](int64_t begin, int64_t end) {
+      Sums<Index> sums;
+      for (int64_t node = begin; node < end; ++node) {
+        if (node + kAhead < end) graph.ask_for(node + kAhead, labels.data());
+        sums.clear(graph.degree(node));
+        graph.visit(node, kSample, [&](Index other, float weight) {
+          if (other != node && (parts == nullptr || parts[other] == parts[node]))
+            sums.add(labels[other], weight);
+        });
+        const Load load = graph.load(node);
+        const Index old = labels[node];
+        Index best = old;
+        float most = 0;
+        uint64_t rank = 0;
+        sums.each([&](Index label, float sum) {
+          if (label == old) most = std::max(most, sum);
+        });
+        sums.each([&](Index label, float sum) {
+          if (label == old || sum < most || !fits(loads[label] + load, limit)) return;
+          // Of equal ones a random one: ids would join all to few.
+          const uint64_t bits = random_bits(static_cast<uint64_t>(label) * 31 + node + round);
+          if (sum == most && best != old && bits <= rank) return;
+          best = label, most = sum, rank = bits;
+        });
+        wanted[node] = best;
+      }
+    };
+    const auto apply = [&](int64_t node, int64_t block) {
+      const Index old = labels[node], label = wanted[node];
+      // Two nodes of a block that chose each other would only swap.
+      if (label == old || grown[old] == block || !fits(loads[label] + graph.load(node), limit))
+        return;
+      loads[old] = loads[old] - graph.load(node);
+      loads[label] = loads[label] + graph.load(node);
+      grown[label] = block;
+      labels[node] = label;
+      ++moves;
+    };
+    in_blocks(parallel_for, graph.size, choose, apply);
   }
-
-  bool fits(int32_t part) const {
-    return nodes[part] <= limits.nodes && edges[part] <= limits.edges;
+  int64_t count = 0;
+  std::fill(wanted.begin(), wanted.end(), Index{-1});
+  for (Index& label : labels) {
+    Index& number = wanted[label];
+    if (number < 0) number = static_cast<Index>(count++);
+    label = number;
   }
+  return {std::move(labels), count};
+}
 
-  bool has_room(int32_t part, int64_t degree) const {
-    return nodes[part] + 1 <= limits.nodes && edges[part] + degree <= limits.edges;
-  }
-
-  // Whether a node without which a part is too full weighs more than its mean where edges are too
-  // many, less where nodes are.
-  bool relieves(int32_t part, int64_t degree) const {
-    const bool many_edges =
-        static_cast<double>(degree) * nodes[part] > static_cast<double>(edges[part]);
-    const bool few_nodes = nodes[part] + 1 <= limits.nodes;
-    const bool few_edges = edges[part] + degree <= limits.edges;
-    return few_nodes ? many_edges : few_edges ? !many_edges : true;
-  }
-
-  // How full a part is; 1 at its limit.
-  double share(int32_t part) const {
-    return std::max(nodes[part] / limits.nodes, edges[part] / limits.edges);
-  }
-
-  // The emptiest part with room; of none, that with the fewest edges.
-  int32_t emptiest(int64_t degree) const {
-    int32_t best = kNone, smallest = 0;
-    for (int32_t part = 0; part < static_cast<int32_t>(nodes.size()); ++part) {
-      if (has_room(part, degree) && (best == kNone || share(part) < share(best))) best = part;
-      if (edges[part] < edges[smallest]) smallest = part;
+template <typename Index, typename Level>
+Coarse<Index> contract(const ParallelFor& parallel_for, const Level& graph,
+                       const std::vector<Index>& labels, int64_t count) {
+  std::vector<int64_t> starts(count + 2);
+  for (const Index label : labels) ++starts[label + 2];
+  std::partial_sum(starts.begin(), starts.end(), starts.begin());
+  std::vector<Index> members(graph.size);
+  for (int64_t node = 0; node < graph.size; ++node)
+    members[starts[labels[node] + 1]++] = static_cast<Index>(node);
+  Coarse<Index> coarse;
+  coarse.size = count;
+  coarse.loads.resize(count);
+  coarse.starts.resize(count + 1);
+  const int64_t tasks = (count + kTask - 1) / kTask;
+  std::vector<Coarse<Index>> pieces(tasks);
+  parallel_for(tasks, [&](int64_t task) {
+    Sums<Index> sums;
+    Coarse<Index>& piece = pieces[task];
+    for (int64_t i = task * kTask; i < std::min((task + 1) * kTask, count); ++i) {
+      int64_t degrees = 0;
+      for (int64_t j = starts[i]; j < starts[i + 1]; ++j) degrees += graph.degree(members[j]);
+      sums.clear(std::min(degrees, count));
+      for (int64_t j = starts[i]; j < starts[i + 1]; ++j) {
+        if (j + kAhead < graph.size) graph.ask_for(members[j + kAhead], labels.data());
+        coarse.loads[i] = coarse.loads[i] + graph.load(members[j]);
+        graph.visit(members[j], kAll, [&](Index other, float weight) {
+          if (labels[other] != i) sums.add(labels[other], weight);
+        });
+      }
+      sums.each([&](Index label, float sum) {
+        piece.nodes.push_back(label);
+        piece.weights.push_back(sum);
+      });
+      coarse.starts[i + 1] = static_cast<int64_t>(piece.nodes.size());  // within the piece
     }
-    return best == kNone ? smallest : best;
+  });
+  for (int64_t i = 0; i < count; ++i) {
+    if (i % kTask == 0) {
+      const Coarse<Index>& piece = pieces[i / kTask];
+      coarse.nodes.insert(coarse.nodes.end(), piece.nodes.begin(), piece.nodes.end());
+      coarse.weights.insert(coarse.weights.end(), piece.weights.begin(), piece.weights.end());
+    }
+    coarse.starts[i + 1] += coarse.starts[i / kTask * kTask];
   }
+  return coarse;
+}
 
-  PartLimits limits;
-  std::vector<int64_t> nodes, edges;
-};
-
-// Most time goes to memory: a look at a node reads what is known of its neighbours, which are all
-// over the graph. Hence that is one byte where there are few parts, and it is asked for ahead.
-template <typename Index, typename State>
-class Dealer {
+// Parts of the nodes of a level.
+template <typename Level>
+class Parts {
  public:
-  Dealer(const Neighbors<Index>& into, const Neighbors<Index>& out, int64_t num_nodes,
-         int64_t num_parts, PartLimits limits)
-      : halves_{into, out},
-        num_halves_(out.indptr == nullptr ? 1 : 2),
-        num_nodes_(num_nodes),
-        states_(new State[num_nodes]),
-        loads_(num_parts, limits),
-        near_(num_parts + kFirst),
-        met_(num_parts + kFirst + 1) {
-    expect_writes(states_.get(), num_nodes);
-    std::fill_n(states_.get(), num_nodes, state_of(kUnmet, true));
+  Parts(const Level& graph, int64_t num_parts, Load limit, int32_t* parts)
+      : graph_(graph), limit_(limit), parts_(parts), loads_(num_parts) {}
+
+  // Deals all nodes out, in the order of a search from random nodes: each to the part of most of
+  // its neighbours, where full parts are worth less.
+  void deal_out(uint64_t seed) {
+    std::vector<int64_t> roots(graph_.size), queue;
+    std::iota(roots.begin(), roots.end(), int64_t{0});
+    for (int64_t i = graph_.size - 1; i > 0; --i)
+      std::swap(roots[i], roots[random_bits(seed << 40 | i) % (i + 1)]);
+    std::fill_n(parts_, graph_.size, -1);
+    std::fill(loads_.begin(), loads_.end(), Load{});
+    std::vector<bool> is_met(graph_.size);
+    std::vector<double> near(loads_.size());
+    for (const int64_t root : roots) {
+      size_t place = queue.size();
+      if (!is_met[root]) queue.push_back(root);
+      is_met[root] = true;
+      for (; place < queue.size(); ++place) {
+        const int64_t node = queue[place];
+        const Load load = graph_.load(node);
+        std::fill(near.begin(), near.end(), 1e-3);
+        graph_.visit(node, kAll, [&](int64_t other, float weight) {
+          if (parts_[other] >= 0) near[parts_[other]] += weight;
+          if (!is_met[other]) queue.push_back(other);
+          is_met[other] = true;
+        });
+        int32_t best = -1, emptiest = 0;
+        double most = -1;
+        for (int32_t part = 0; part < static_cast<int32_t>(loads_.size()); ++part) {
+          if (share(loads_[part], limit_) < share(loads_[emptiest], limit_)) emptiest = part;
+          const double worth = near[part] * (1 - share(loads_[part], limit_));
+          if (worth > most && fits(loads_[part] + load, limit_)) best = part, most = worth;
+        }
+        put(node, best < 0 ? emptiest : best);
+      }
+    }
   }
 
-  static bool can_have(int64_t num_parts) {
-    return 2 * (num_parts + kFirst) - 1 <= std::numeric_limits<State>::max();
+  // Counts what each part has, of given parts.
+  void count() {
+    std::fill(loads_.begin(), loads_.end(), Load{});
+    for (int64_t node = 0; node < graph_.size; ++node) put(node, parts_[node]);
   }
 
-  // The first time full parts are worth less (linear deterministic greedy).
-  void deal_out() {
-    search([&](int64_t node) {
-      const auto worth = [&](int32_t part) { return near(part) * (1 - loads_.share(part)); };
-      const int32_t part = best(node, kNone, worth);
-      put(node, part == kNone ? loads_.emptiest(degree_of(node)) : part, true);
-    });
+  // Improves with a wider limit, then with the limit itself: parts that are full exchange nodes.
+  void loosen(const ParallelFor& parallel_for, int rounds) {
+    const Load limit = limit_;
+    limit_ = {limit.nodes * kLoose, limit.edges * kLoose};
+    improve(parallel_for, rounds);
+    limit_ = limit;
+    improve(parallel_for, rounds);
   }
 
-  // Moves nodes where more of their neighbours are; those are awake of which a neighbour has moved
-  // since the last look.
-  void improve(int64_t rounds) {
-    const auto worth = [&](int32_t part) { return near(part); };
-    bool is_improving = true;
-    for (int64_t round = 0; round < rounds && is_improving; ++round) {
-      int64_t moves = 0;
-      for (int64_t node = 0; node < num_nodes_; ++node) {
-        const int32_t old = part_of(node);
-        const bool stays = loads_.fits(old);
-        if (stays && !awake(node)) continue;
-        loads_.add(old, degree_of(node), -1);
-        look<true>(node, [](int64_t) {});
-        int32_t part = best(node, stays ? old : kNone, worth);
-        if (part == kNone) part = loads_.emptiest(degree_of(node));
-        forget();
-        put(node, part, false);
-        if (part == old) continue;
+  // Moves nodes to the part of most of their neighbours, and out of parts that are too full: first
+  // those that lose little.
+  void improve(const ParallelFor& parallel_for, int rounds) {
+    std::vector<uint8_t> awake(graph_.size, 1), moves_out(graph_.size);
+    int64_t moves = graph_.size;
+    // As many rounds again make room at any price.
+    for (int round = 1; round <= 2 * rounds; ++round) {
+      const bool is_over = overload() > 1;
+      if (!is_over && (moves * 1000 < graph_.size || round > rounds)) break;
+      moves = 0;
+      const int patience = round <= rounds ? round : 0;
+      const auto choose = [&](int64_t begin, int64_t end) {
+        Near near(loads_.size());
+        for (int64_t node = begin; node < end; ++node) {
+          moves_out[node] = (awake[node] || !fits(loads_[parts_[node]], limit_)) &&
+                            best_part(node, patience, near) != parts_[node];
+          awake[node] = 0;
+        }
+      };
+      Near near(loads_.size());
+      const auto apply = [&](int64_t node, int64_t) {
+        if (!moves_out[node]) return;
+        const int32_t old = parts_[node], part = best_part(node, patience, near);
+        if (part == old) return;
+        loads_[old] = loads_[old] - graph_.load(node);
+        put(node, part);
+        graph_.visit(node, kAll, [&](int64_t other, float) { awake[other] = 1; });
         ++moves;
-        for_neighbors(node,
-                      [&, states = states_.get()](int64_t neighbor) { states[neighbor] |= 1; });
-      }
-      is_improving = moves * 1000 >= num_nodes_;
+      };
+      in_blocks(parallel_for, graph_.size, choose, apply);
     }
   }
 
-  // Of given parts only those that are too full lose nodes: first such as lose little.
-  void relieve(int64_t rounds, const int32_t* parts) {
-    const auto order = search([](int64_t) {});
-    for (int64_t node = 0; node < num_nodes_; ++node) put(node, parts[node], true);
-    const auto worth = [&](int32_t part) { return near(part); };
-    for (int64_t round = 1; round <= rounds; ++round) {
-      for (int64_t place = 0; place < num_nodes_; ++place) {
-        const int64_t node = order[place], degree = degree_of(node);
-        const int32_t old = part_of(node);
-        if (loads_.fits(old)) continue;
-        loads_.add(old, degree, -1);
-        look<false>(node, [](int64_t) {});
-        int32_t part = best(node, kNone, worth);
-        if (round < rounds &&
-            (part == kNone || near(part) * round < near(old) || !loads_.relieves(old, degree)))
-          part = old;
-        if (part == kNone) part = loads_.emptiest(degree);
-        forget();
-        put(node, part, true);
-      }
-    }
+  double overload() const {
+    double most = 0;
+    for (const Load load : loads_) most = std::max(most, share(load, limit_));
+    return most;
   }
 
-  int32_t part_of(int64_t node) const {
-    return static_cast<int32_t>((states_[node] >> 1) - kFirst);
+  double cut() const {
+    double sum = 0;
+    for (int64_t node = 0; node < graph_.size; ++node)
+      graph_.visit(node, kAll, [&](int64_t other, float weight) {
+        sum += parts_[other] == parts_[node] ? 0 : weight;
+      });
+    return sum;
   }
 
  private:
-  static State state_of(int64_t mark, bool awake) {
-    return static_cast<State>(2 * mark + (awake ? 1 : 0));
+  // Weights of edges to each part.
+  struct Near {
+    explicit Near(size_t num_parts) : sums(num_parts) {}
+    std::vector<float> sums;
+    std::vector<int32_t> met;
+  };
+
+  void put(int64_t node, int32_t part) {
+    parts_[node] = part;
+    loads_[part] = loads_[part] + graph_.load(node);
   }
 
-  bool awake(int64_t node) const { return states_[node] & 1; }
-
-  int64_t degree_of(int64_t node) const {
-    return static_cast<int64_t>(halves_[0].indptr[node + 1] - halves_[0].indptr[node]);
-  }
-
-  void put(int64_t node, int32_t part, bool awake) {
-    states_[node] = state_of(kFirst + part, awake);
-    loads_.add(part, degree_of(node), 1);
-  }
-
-  // Calls visit(neighbour) for the neighbours of a node. `in_order` says that nodes are visited in
-  // the order of their ids, so that the ids behind its own are those of the next.
-  template <bool in_order = false, typename Visit>
-  void for_neighbors(int64_t node, Visit visit) const {
-    const int64_t num_nodes = num_nodes_;
-    for (int half = 0; half < num_halves_; ++half) {
-      const auto [indptr, nodes, count] = halves_[half];
-      const int64_t stop = indptr[node + 1];
-      for (int64_t i = indptr[node]; i < stop; ++i) {
-        if (in_order) ask_for(nodes[std::min(i + kIdsAhead, count - 1)]);
-        if (in_range(nodes[i], num_nodes)) visit(static_cast<int64_t>(nodes[i]));
-      }
-    }
-  }
-
-  // Prefetches are always inline: compilers drop calls of a function that does nothing else.
-
-  JAX_GNN_INLINE void ask_for(Index neighbor) const {  // one past the end if out of range
-    __builtin_prefetch(states_.get() + std::min(static_cast<uint64_t>(neighbor),
-                                                static_cast<uint64_t>(num_nodes_)));
-  }
-
-  // Prefetches for three nodes that are visited soon: the row pointer of the third, the ids of the
-  // second's neighbours, the states of the first's.
-  JAX_GNN_INLINE void ask_for(int64_t third, int64_t second, int64_t first) const {
-    constexpr int64_t kLine = 64 / sizeof(Index);
-    for (int half = 0; half < num_halves_; ++half) {
-      const auto [indptr, nodes, count] = halves_[half];
-      __builtin_prefetch(&indptr[third]);
-      int64_t i = indptr[second], stop = std::min<int64_t>(indptr[second + 1], i + kIdsAhead);
-      for (; i < stop; i += kLine) __builtin_prefetch(&nodes[i]);
-      i = indptr[first], stop = std::min<int64_t>(indptr[first + 1], i + kIdsAhead);
-      for (; i < stop; ++i) ask_for(nodes[i]);
-    }
-  }
-
-  // Counts the neighbours of each kind, without a branch that would often be foretold wrongly.
-  template <bool in_order, typename Visit>
-  void look(int64_t node, Visit visit) {
-    const State* const states = states_.get();
-    int32_t* const met = met_.data();
-    int64_t* const near = near_.data();
-    int64_t num_met = 0;
-    for_neighbors<in_order>(node, [&](int64_t neighbor) {
-      const int64_t mark = states[neighbor] >> 1;
-      met[num_met] = static_cast<int32_t>(mark);
-      num_met += near[mark]++ == 0;
-      visit(neighbor);
+  int32_t best_part(int64_t node, int patience, Near& near) const {
+    const int32_t old = parts_[node];
+    const bool is_over = !fits(loads_[old], limit_);
+    const Load load = graph_.load(node);
+    graph_.visit(node, kAll, [&](int64_t other, float weight) {
+      const int32_t part = parts_[other];
+      if (near.sums[part] == 0) near.met.push_back(part);
+      near.sums[part] += weight;
     });
-    num_met_ = num_met;
-  }
-
-  int64_t near(int32_t part) const { return near_[kFirst + part]; }
-
-  void forget() {
-    for (int64_t i = 0; i < num_met_; ++i) near_[met_[i]] = 0;
-    num_met_ = 0;
-  }
-
-  // The best of a part and the parts of neighbours that have room.
-  template <typename Worth>
-  int32_t best(int64_t node, int32_t part, Worth worth) const {
-    auto max_value = part == kNone ? decltype(worth(0)){} : worth(part);
-    for (int64_t i = 0; i < num_met_; ++i) {
-      const auto other = static_cast<int32_t>(met_[i] - kFirst);
-      if (other < 0 || !loads_.has_room(other, degree_of(node))) continue;
-      const auto value = worth(other);
-      if (part != kNone && value <= max_value) continue;
-      part = other;
-      max_value = value;
-    }
-    return part;
-  }
-
-  // Calls visit(node) for all nodes by breadth-first search, so that most come after a neighbour,
-  // with what look() finds. The nodes in that order.
-  template <typename Visit>
-  std::unique_ptr<Index[]> search(Visit visit) {
-    std::unique_ptr<Index[]> nodes(new Index[num_nodes_ + 1]);  // one is written in vain
-    expect_writes(nodes.get(), num_nodes_ + 1);
-    Index* const order = nodes.get();
-    State* const states = states_.get();
-    int64_t size = 0, place = 0;
-    const auto meet = [&, order, states](int64_t node) {
-      const int is_new = states[node] >> 1 == kUnmet;  // no branch, likewise
-      order[size] = static_cast<Index>(node);
-      size += is_new;
-      states[node] = static_cast<State>(states[node] + 2 * kMet * is_new);
+    int32_t best = old;
+    float most = is_over ? -1 : near.sums[old];
+    double least = share(loads_[old], limit_);
+    const auto offer = [&](int32_t part) {
+      const Load sum = loads_[part] + load;
+      if (part == old || !fits(sum, limit_) || near.sums[part] < most) return;
+      if (near.sums[part] == most && share(sum, limit_) >= least) return;
+      best = part, most = near.sums[part], least = share(sum, limit_);
     };
-    for (int64_t root = 0; root < num_nodes_; ++root) {
-      for (meet(root); place < size; ++place) {
-        if (place + 16 < size) ask_for(order[place + 16], order[place + 8], order[place + 3]);
-        look<false>(order[place], meet);
-        visit(order[place]);
-        forget();
+    for (const int32_t part : near.met) offer(part);
+    if (is_over) {
+      const auto count = static_cast<int32_t>(loads_.size());
+      if (best == old)
+        for (int32_t part = 0; part < count; ++part) offer(part);
+      // Where all are full, of nodes or of edges, to the one that is the least so.
+      for (int32_t part = 0; part < count && patience == 0 && most < 0; ++part) {
+        const double full = share(loads_[part] + load, limit_);
+        if (full < least) best = part, least = full;
       }
+      if (patience > 0 && near.sums[best] * static_cast<float>(patience) < near.sums[old])
+        best = old;
     }
-    return nodes;
+    for (const int32_t part : near.met) near.sums[part] = 0;
+    near.met.clear();
+    return best;
   }
 
-  Neighbors<Index> halves_[2];
-  int num_halves_;
-  int64_t num_nodes_;
-  std::unique_ptr<State[]> states_;
-  Loads loads_;
-  std::vector<int64_t> near_;  // how many neighbours are in each part, from kFirst on
-  std::vector<int32_t> met_;   // of what kinds there are any, and one that is written in vain
-  int64_t num_met_ = 0;
+  const Level& graph_;
+  Load limit_;
+  int32_t* parts_;
+  std::vector<Load> loads_;
 };
 
-template <typename Index, typename State>
-void deal(const Neighbors<Index>& into, const Neighbors<Index>& out, int64_t num_nodes,
-          int64_t num_parts, PartLimits limits, int64_t rounds, bool refine, int32_t* parts) {
-  Dealer<Index, State> dealer(into, out, num_nodes, num_parts, limits);
-  if (refine) {
-    dealer.relieve(rounds, parts);
+template <typename Index, typename Level>
+void solve(const ParallelFor& parallel_for, const Level& graph, int64_t num_parts, Load limit,
+           Load cluster_limit, bool refine, int32_t* parts) {
+  const bool is_small = graph.size <= std::max(kBottom, kBottomOfPart * num_parts);
+  std::vector<Index> labels;
+  int64_t count = graph.size;
+  if (!is_small)
+    std::tie(labels, count) =
+        cluster<Index>(parallel_for, graph, cluster_limit, refine ? parts : nullptr);
+  if (count > graph.size * 9 / 10) {
+    if (!refine) {
+      int64_t edges = 1;
+      for (int64_t node = 0; node < graph.size; ++node) edges += graph.degree(node);
+      const int64_t tries = std::clamp<int64_t>(kTryEdges / edges, 1, kTries);
+      std::vector<std::vector<int32_t>> results(tries);
+      std::vector<double> costs(tries);
+      const ParallelFor alone = [](int64_t n, const auto& task) {
+        for (int64_t i = 0; i < n; ++i) task(i);
+      };
+      parallel_for(tries, [&](int64_t i) {
+        results[i].resize(graph.size);
+        Parts<Level> dealt(graph, num_parts, limit, results[i].data());
+        dealt.deal_out(i);
+        dealt.improve(alone, kBottomRounds);
+        for (int j = 0; j < kLoosenings; ++j) dealt.loosen(alone, kBottomRounds);
+        costs[i] = (dealt.cut() + 1) * std::pow(std::max(dealt.overload(), 1.0), 2);
+      });
+      const auto best = std::min_element(costs.begin(), costs.end()) - costs.begin();
+      std::copy(results[best].begin(), results[best].end(), parts);
+      return;
+    }
   } else {
-    dealer.deal_out();
-    dealer.improve(rounds);
+    const Coarse<Index> coarse = contract(parallel_for, graph, labels, count);
+    std::vector<int32_t> coarse_parts(count);
+    if (refine)
+      for (int64_t node = 0; node < graph.size; ++node) coarse_parts[labels[node]] = parts[node];
+    solve<Index>(parallel_for, coarse, num_parts, limit, cluster_limit, refine,
+                 coarse_parts.data());
+    for (int64_t node = 0; node < graph.size; ++node) parts[node] = coarse_parts[labels[node]];
   }
-  for (int64_t node = 0; node < num_nodes; ++node) parts[node] = dealer.part_of(node);
+  Parts<Level> level(graph, num_parts, limit, parts);
+  level.count();
+  level.improve(parallel_for, kMoveRounds);
 }
 
 }  // namespace
@@ -299,17 +350,45 @@ bool Neighbors<Index>::sound(int64_t num_nodes) const {
 }
 
 template <typename Index>
-void partition(const Neighbors<Index>& into, const Neighbors<Index>& out, int64_t num_nodes,
-               int64_t num_parts, PartLimits limits, int64_t rounds, bool refine, int32_t* parts) {
-  const auto run =
-      Dealer<Index, uint8_t>::can_have(num_parts) ? &deal<Index, uint8_t> : &deal<Index, uint32_t>;
-  run(into, out, num_nodes, num_parts, limits, rounds, refine, parts);
+void partition(const ParallelFor& parallel_for, const Neighbors<Index>& into,
+               const Neighbors<Index>& out, int64_t num_nodes, int64_t num_parts, Load limit,
+               bool refine, int32_t* parts) {
+  const Finest<Index> graph{{into, out}, out.indptr == nullptr ? 1 : 2, num_nodes};
+  const auto clusters = static_cast<double>(std::max(kBottom, kBottomOfPart * num_parts));
+  const double edges = static_cast<double>(into.indptr[num_nodes] - into.indptr[0]);
+  const Load cluster_limit{std::max(num_nodes / clusters, 1.0), std::max(edges / clusters, 1.0)};
+  solve<Index>(parallel_for, graph, num_parts, limit, cluster_limit, refine, parts);
 }
 
-#define JAX_GNN_PARTITION(Index)                                                              \
-  template struct Neighbors<Index>;                                                           \
-  template void partition(const Neighbors<Index>&, const Neighbors<Index>&, int64_t, int64_t, \
-                          PartLimits, int64_t, bool, int32_t*);
+template <typename Index>
+void count_halo(const ParallelFor& parallel_for, const Neighbors<Index>& out, int64_t num_nodes,
+                const int32_t* parts, int64_t num_parts, int64_t* counts) {
+  const int64_t tasks = std::clamp<int64_t>(num_nodes / kTask, 1, kBlocks);
+  std::vector<std::vector<int64_t>> sums(tasks, std::vector<int64_t>(num_parts));
+  parallel_for(tasks, [&](int64_t task) {
+    std::vector<int64_t> reader(num_parts, -1);  // the last node that a part reads
+    const int64_t end = even_share(num_nodes, task + 1, tasks);
+    for (int64_t node = even_share(num_nodes, task, tasks); node < end; ++node) {
+      reader[parts[node]] = node;
+      for (int64_t i = out.indptr[node]; i < out.indptr[node + 1]; ++i) {
+        if (!in_range(out.nodes[i], num_nodes)) continue;
+        const int32_t part = parts[out.nodes[i]];
+        sums[task][part] += reader[part] != node;
+        reader[part] = node;
+      }
+    }
+  });
+  std::fill_n(counts, num_parts, 0);
+  for (const auto& sum : sums)
+    for (int64_t part = 0; part < num_parts; ++part) counts[part] += sum[part];
+}
+
+#define JAX_GNN_PARTITION(Index)                                                                 \
+  template struct Neighbors<Index>;                                                              \
+  template void partition(const ParallelFor&, const Neighbors<Index>&, const Neighbors<Index>&,  \
+                          int64_t, int64_t, Load, bool, int32_t*);                               \
+  template void count_halo(const ParallelFor&, const Neighbors<Index>&, int64_t, const int32_t*, \
+                           int64_t, int64_t*);
 JAX_GNN_PARTITION(int32_t)
 JAX_GNN_PARTITION(int64_t)
 
