@@ -31,6 +31,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
+html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 templates_path = ["_templates"]
 default_role = "code"
 html_theme = "furo"
@@ -195,6 +196,25 @@ def entry_of(text: str) -> str | None:
     return name if name in MODULES and "." in name else None
 
 
+SPELLINGS = {
+    "neighbour": "neighbor",
+    "colour": "color",
+    "behaviour": "behavior",
+    "centre": "center",
+}
+SPELLINGS |= {
+    f"{stem}is": f"{stem}iz" for stem in ("normal", "optim", "initial", "regular", "serial")
+}
+
+
+def both_spellings(app: Sphinx, doctree: nodes.document) -> None:
+    """A search finds British words by American spellings, and these by British ones."""
+    words = {word for node in doctree.findall(nodes.Text) for word in re.findall(r"\w+", node)}
+    pairs = [*SPELLINGS.items(), *((to, one) for one, to in SPELLINGS.items())]
+    others = {w.lower().replace(one, to) for w in words for one, to in pairs if one in w.lower()}
+    doctree += nodes.meta(name="keywords", content=" ".join(sorted(others - words)))
+
+
 def leave_out_of_navigation(app: Sphinx, doctree: nodes.document) -> None:
     """Entries are in the tables of their module; the sidebar of each page would have 300 lines."""
     if app.env.docname.startswith("reference/generated/"):
@@ -212,7 +232,7 @@ def readable_defaults(
     ) or None, returned
 
 
-FORMULA = re.compile(r"\^-|\^T|Theta|[ΘΣ⟨ᵀ√]|\(1 [+-] (?:eps|ε|[αβ]|alpha|beta)\b")
+FORMULA = re.compile(r"\^-|\^T|Theta|[ΘΣ⟨ᵀ√]|\] [A-Z]\[|\(1 [+-] (?:eps|ε|[αβ]|alpha|beta)\b")
 GREEK = {"Theta": r"\Theta", "alpha": r"\alpha", "beta": r"\beta", "eps": r"\varepsilon"}
 SIGNS = {
     "Σ": r"\sum ", "⟨": r"\langle ", "⟩": r"\rangle ", "<": r"\langle ", ">": r"\rangle ",
@@ -301,6 +321,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", docstring_of_constant)
     app.connect("autodoc-process-signature", readable_defaults)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
+    app.connect("doctree-read", both_spellings)
     app.connect("doctree-read", typeset_formulas)
     app.connect("doctree-read", link_names)
     app.connect("doctree-read", leave_out_of_navigation, priority=400)  # before it is collected
