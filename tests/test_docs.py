@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pickle
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -216,6 +219,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         titles = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if heading else []
         anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
         assert not heading or heading in anchors, target
+
+
+def test_the_page_on_pypi_has_absolute_links(tmp_path: Path) -> None:
+    """A workflow knows the repository, whose address it writes into both files, once."""
+    (tmp_path / ".ci").mkdir()
+    for file in ("README.md", "pyproject.toml", ".ci/pypi-page"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    places = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "o/name"}
+    places |= {"GITHUB_REPOSITORY_OWNER": "o", "GITHUB_REF_NAME": "v1", "PATH": os.environ["PATH"]}
+    for _ in range(2):
+        subprocess.run([tmp_path / ".ci" / "pypi-page"], env=places, check=True)
+    links = re.findall(r"\]\(([^)\s]+)\)", (tmp_path / "README.md").read_text())
+    assert "https://github.com/o/name/blob/v1/docs/speed.md" in links
+    assert all(re.match("https://|#", link) for link in links)
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls["Documentation"] == "https://o.github.io/name/"
 
 
 def prose(page: Path) -> str:
