@@ -1,5 +1,6 @@
 """The site: `.ci/docs` builds it. Pages are MyST; the reference is made of docstrings."""
 
+import ast
 import fnmatch
 import functools
 import importlib
@@ -31,6 +32,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 templates_path = ["_templates"]
 default_role = "code"
@@ -189,10 +192,10 @@ def entry_of(text: str) -> str | None:
     for owner in owners:
         module, _, attribute = full[owner].rpartition(".")
         value = getattr(sys.modules[module], attribute)
-        if isinstance(value, type) and hasattr(value, member):
-            return f"{full[owner]}.{member}"
         if member in getattr(value, "__dataclass_fields__", ()):
             return full[owner]  # whose text lists its fields
+        if isinstance(value, type) and hasattr(value, member):
+            return f"{full[owner]}.{member}"
     return name if name in MODULES and "." in name else None
 
 
@@ -289,6 +292,35 @@ def visit_math(self: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def names_of(text: str) -> tuple[set[str], set[str]]:
+    """Return the names that a block of code takes from elsewhere, and those that it assigns."""
+    loaded, assigned = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            (loaded if isinstance(node.ctx, ast.Load) else assigned).add(node.id)
+        elif isinstance(node, ast.alias):
+            assigned.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assigned.add(node.name)
+    return loaded - assigned, assigned
+
+
+def mark_blocks(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark blocks that go on from blocks before, as tests run a page, and those that tests skip."""
+    earlier: set[str] = set()
+    is_skipped = False
+    for block in doctree.findall(lambda n: isinstance(n, nodes.raw | nodes.literal_block)):
+        if isinstance(block, nodes.raw):
+            is_skipped = block.astext().startswith("<!-- skip: next")
+        elif is_skipped:
+            block["classes"].append("unchecked")
+            is_skipped = False
+        elif block.get("language") == "python" and not block.astext().startswith(">>>"):
+            loaded, assigned = names_of(block.astext())
+            block["classes"] += ["continues"] if loaded & earlier else []
+            earlier |= assigned
+
+
 def link_names(app: Sphinx, doctree: nodes.document) -> None:
     """Public names between backticks lead to their entries; elsewhere's columns are as they are."""
     page = app.env.docname
@@ -321,6 +353,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", docstring_of_constant)
     app.connect("autodoc-process-signature", readable_defaults)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
+    app.connect("doctree-read", mark_blocks)
     app.connect("doctree-read", both_spellings)
     app.connect("doctree-read", typeset_formulas)
     app.connect("doctree-read", link_names)
