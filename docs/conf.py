@@ -133,6 +133,16 @@ def links_of_the_checkout(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\(((?:\.\./)+[\w./-]+\.md)(?:#[\w-]+)?\)", r"](path:\1)", text)
 
 
+def list_topics(app: Sphinx, page: str, source: list[str]) -> None:
+    """The index of the reference names the headings of all modules, with their names."""
+    if page == "reference/index":
+        for module, headings in autosummary_context["topics"].items():
+            for number, (heading, names) in enumerate(headings.items()):
+                title = heading if module in TOPICS else module
+                links = ", ".join(f"{{py:obj}}`{name} <{module}.{name}>`" for name in names)
+                source[0] += f"| [{title}](#{module}-{number}) | {links} |\n"
+
+
 def docstring_of_constant(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
@@ -185,7 +195,7 @@ def entry_of(text: str) -> str | None:
         return None
     (full, arguments), (name, call) = public(), match.groups()
     is_word = name in arguments or (re.fullmatch("[a-z]+", name) and name not in NO_WORDS)
-    if name in full and (call or not is_word):
+    if name in full and (call not in (None, "()") or not is_word):  # model.train() is of Flax
         return full[name]
     owner, _, member = name.rpartition(".")
     owners = [n for n in full if owner and (n == owner or n.lower() == owner) and n[-1:] != "_"]
@@ -349,6 +359,7 @@ def link_names(app: Sphinx, doctree: nodes.document) -> None:
 
 def setup(app: Sphinx) -> None:
     """Sphinx calls this."""
+    app.connect("source-read", list_topics)
     app.connect("source-read", links_of_the_checkout)
     app.connect("autodoc-process-docstring", docstring_of_constant)
     app.connect("autodoc-process-signature", readable_defaults)

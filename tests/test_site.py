@@ -35,6 +35,7 @@ def conf() -> ModuleType:
         ("load", None),
         ("batch", None),  # an argument, too
         ("train", None),
+        ("train()", None),  # of any model
         ("negative_edges", None),  # of two modules
         ("jax.jit", None),
         ("graph.no_such", None),
