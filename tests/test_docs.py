@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pickle
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,13 @@ FOLDERS = (".ci", "benchmarks", "cpp", "docs", "flax_layers", "jax_gnn", "tests"
 SOURCES = {".cc", ".cu", ".cuh", ".h", ".py"}
 MOST_WORDS = {"README": 1000, "architecture": 2000, "index": 300, "start": 1200}
 MOST_WORDS_OF_A_SENTENCE = 35
-NO_CODE = ("text", "{toctree}", "{eval-rst}", "{include}")
+NO_CODE = (
+    "text",
+    "{toctree}",
+    "{eval-rst}",
+    "{include}",
+    "{code-block} py",
+)  # others' programs
 REFERENCE_PAGE = "tried"  # a list of measurements to look up, without a limit of sentences
 
 
@@ -59,8 +68,10 @@ def run_shell(example: Example) -> None:
 BLOCKS = Sybil([PythonCodeBlockParser(), CodeBlockParser("bash", run_shell), SkipParser()])
 
 
-# Pages beside another package run with their tables, below.
-WITH_CODE = [page for page in PAGES if "```" in page.read_text() and page.parent.name != "from"]
+# Tables beside another package run with it, below; programs run here, and there beside its own.
+PROGRAMS = [page for page in DOCS if page.stem.endswith("-programs")]
+COLUMNS = [page for page in DOCS if page.parent.name == "from" and page not in PROGRAMS]
+WITH_CODE = [page for page in PAGES if "```" in page.read_text() and page not in COLUMNS]
 
 
 def is_mark(example: Example) -> bool:
@@ -121,7 +132,6 @@ def test_code_runs(page: Path, data: None, capsys: pytest.CaptureFixture[str]) -
 
 
 # Pages for who comes from another package: tables of code, its lines between backticks.
-COLUMNS = [page for page in DOCS if page.parent.name == "from"]
 OTHERS = {"pyg": "torch_geometric", "pyg-table": "torch_geometric"}
 
 
@@ -163,6 +173,30 @@ def test_both_columns(page: Path, data: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("page", PROGRAMS, ids=name)
+def test_programs_beside_the_original(page: Path) -> None:
+    """Both programs of a section end with the same numbers, as its comments say how closely."""
+    package = page.stem.removesuffix("-programs")
+    pytest.importorskip(OTHERS.get(package, package))
+    block = r"^```(python|\{code-block\} py)\n(?::.*\n)*((?:.*\n)*?)```$"
+    parts = re.findall(rf"{block}|^<!-- compare: (\w+) (\S+) -->$", page.read_text(), re.MULTILINE)
+    assert sum(bool(what) for *_, what, _ in parts) >= 3
+    ours: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
+    for kind, code, what, tolerance in parts:
+        if kind == "python":
+            exec(code, ours)
+        elif kind:
+            names = ours | theirs  # data are those of blocks before
+            exec(code, names)
+            theirs |= {key: value for key, value in names.items() if value is not ours.get(key)}
+        else:
+            expected = theirs[what]
+            right = expected.detach() if hasattr(expected, "detach") else expected
+            np.testing.assert_allclose(ours[what], right, 0, float(tolerance), err_msg=what)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 def test_all_of_pyg_is_named() -> None:
     pytest.importorskip("torch_geometric")
     text = (ROOT / "docs" / "from" / "pyg-table.md").read_text()
@@ -185,6 +219,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         titles = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if heading else []
         anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
         assert not heading or heading in anchors, target
+
+
+def test_the_page_on_pypi_has_absolute_links(tmp_path: Path) -> None:
+    """A workflow knows the repository, whose address it writes into both files, once."""
+    (tmp_path / ".ci").mkdir()
+    for file in ("README.md", "pyproject.toml", ".ci/pypi-page"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    places = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "o/name"}
+    places |= {"GITHUB_REPOSITORY_OWNER": "o", "GITHUB_REF_NAME": "v1", "PATH": os.environ["PATH"]}
+    for _ in range(2):
+        subprocess.run([tmp_path / ".ci" / "pypi-page"], env=places, check=True)
+    links = re.findall(r"\]\(([^)\s]+)\)", (tmp_path / "README.md").read_text())
+    assert "https://github.com/o/name/blob/v1/docs/speed.md" in links
+    assert all(re.match("https://|#", link) for link in links)
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls["Documentation"] == "https://o.github.io/name/"
 
 
 def prose(page: Path) -> str:
