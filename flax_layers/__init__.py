@@ -13,7 +13,8 @@ from flax_layers.allset import (
 )
 from flax_layers.autoencoder import GAE, VGAE
 from flax_layers.compgcn import CompGCN, CompGCNConv
-from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
+from flax_layers.gin import GIN, GINBlock, GINConv
+from flax_layers.graph import GCN, SAGE, GCNConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
     GAT,
     GATConv,
@@ -37,10 +38,10 @@ from flax_layers.links import (
     negative_sampling_loss,
     one_vs_all_loss,
 )
+from flax_layers.mlp import MLP
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
 from flax_layers.readout import (
     AttentionReadout,
-    GINBlock,
     GINClassifier,
     GraphClassifier,
     Set2Set,
@@ -71,6 +72,7 @@ __all__ = [
     "HGNN",
     "HGNNP",
     "HGT",
+    "MLP",
     "RGAT",
     "RGCN",
     "SAGE",

@@ -268,6 +268,7 @@ LAYERS = {
     "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),
     "GIN": layer_case(layers.GIN, GRAPH, options=EPS),
     "GIN-batch": layer_case(layers.GIN, GRAPH, numbers(SIZE, 2, WIDTH), edge_weight=OF_EDGES),
+    "GIN-norm": layer_case(layers.GIN, GRAPH, options=EPS | {"norm": "batch_norm"}),
     "SAGE": layer_case(layers.SAGE, GRAPH, options={"l2_normalize": True}),
     "SAGE-max": layer_case(
         layers.SAGE, GRAPH, options={"reduce": "max", "project": True}, edge_weight=OF_EDGES
@@ -373,6 +374,12 @@ LAYERS = {
     "PairNorm": batch_case(layers.PairNorm, scale=2.0, individually=True),
     "GINClassifier": batch_case(layers.GINClassifier, WIDTH, 3, num_layers=2, learn_eps=True),
     "GraphClassifier": batch_case(layers.GraphClassifier, WIDTH, 3, num_layers=2, layers="GCN"),
+    "MLP": LayerCase(
+        lambda dtype: layers.MLP([WIDTH, WIDTH, 3], param_dtype=dtype, rngs=nnx.Rngs(0)),
+        lambda layer, x: layer(x),
+        (X,),
+        {},
+    ),
     "TypedLinear": LayerCase(
         lambda dtype: layers.TypedLinear(3, WIDTH, 2 * WIDTH, param_dtype=dtype, rngs=nnx.Rngs(0)),
         lambda layer, x: layer(x, np.array([2, 0, 1, 1, 0, 2])),
