@@ -24,6 +24,7 @@ from flax_layers.graph_attention import (
     TransformerConv,
 )
 from flax_layers.hetero import HeteroConv, HeteroLinear, HeteroModel
+from flax_layers.hetero_stack import HeteroStack, to_hetero
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
 from flax_layers.layerwise import layerwise_inference
@@ -105,6 +106,7 @@ __all__ = [
     "HeteroConv",
     "HeteroLinear",
     "HeteroModel",
+    "HeteroStack",
     "HypergraphAttention",
     "HypergraphAttentionConv",
     "LinearOptions",
@@ -136,6 +138,7 @@ __all__ = [
     "negative_sampling_loss",
     "one_vs_all_loss",
     "readout",
+    "to_hetero",
     "unigcn_norm",
 ]
 

@@ -87,13 +87,17 @@ class GINConv(GINOptions, Convolution):
     structure = Graph
     has_activation = True
 
+    output: Any = field(init=False)
+    batch_norm: NodeBatchNorm | None = field(init=False)
+
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_number("eps", self.eps)
         check_choice("norm", self.norm, (None, *get_args(Norm)))
         if self.mlp_features is not None:
             check_positive(mlp_features=self.mlp_features)
         check_positive(in_features=self.in_features, out_features=self.out_features)
-        self.kernel = self.bias = self.output = self.batch_norm = nnx.data(None)
+        self.kernel = self.bias = nnx.data(None)  # type: ignore[assignment]  # with an mlp
+        self.output, self.batch_norm = nnx.data(None), nnx.data(None)
         mlp = self.mlp
         if mlp is None:
             width = self.mlp_features or self.out_features
@@ -160,11 +164,11 @@ class GINConv(GINOptions, Convolution):
         self._check_statistics(graph, mask, deterministic)
         if self.mlp is not None:
             check_instance("graph", graph, Graph)
-            x = as_array("x", check_sources(graph, x, self.in_features))
-            (x,) = promote((x,), self.dtype)
+            rows = as_array("x", check_sources(graph, x, self.in_features))
+            (rows,) = promote((rows,), self.dtype)
             options = {"mask": mask, **dropout_arguments(deterministic, rngs)}
             names = inspect.signature(self.mlp).parameters
-            y = self.mlp(aggregate(x), **{k: v for k, v in options.items() if k in names})
+            y = self.mlp(aggregate(rows), **{k: v for k, v in options.items() if k in names})
             return finished(y, None, activation)
         x, kernel, bias = self._operands(x, graph)
         first: Activation | None = None if self.batch_norm is not None else "relu"

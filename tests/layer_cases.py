@@ -365,6 +365,16 @@ LAYERS = {
     "HeteroConv-sum": hetero_case("sum"),
     "HeteroConv-max": hetero_case("max", reduce="sum"),
     "HeteroConv-alone": hetero_case("mean", l2_normalize=True, self_weight=False),
+    "HeteroStack": LayerCase(
+        lambda dtype: layers.to_hetero(
+            layers.GAT(1, WIDTH, 3, heads=2, param_dtype=dtype, rngs=nnx.Rngs(0)),
+            *(HETERO, {"a": WIDTH, "b": WIDTH}),
+            rngs=nnx.Rngs(0),
+        ),
+        lambda layer, x: layer(HETERO, x),
+        (BY_TYPE,),
+        {},
+    ),
     "HeteroModel": LayerCase(of_types, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {}),
     "AttentionReadout": batch_case(layers.AttentionReadout),
     "Set2Set": batch_case(layers.Set2Set, num_steps=2),
