@@ -39,7 +39,7 @@ from flax_layers.links import (
     negative_sampling_loss,
     one_vs_all_loss,
 )
-from flax_layers.mlp import MLP
+from flax_layers.mlp import MLP, InnerProductDecoder, MLPDecoder
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
 from flax_layers.readout import (
     AttentionReadout,
@@ -52,6 +52,7 @@ from flax_layers.readout import (
 )
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
+from flax_layers.tabular import DatabaseModel, TableEncoder
 from flax_layers.typed import TypedLinear
 from flax_layers.unignn import (
     UniGAT,
@@ -88,6 +89,7 @@ __all__ = [
     "CompGCNConv",
     "ComplEx",
     "ConvE",
+    "DatabaseModel",
     "DistMult",
     "GATConv",
     "GATv2",
@@ -109,9 +111,11 @@ __all__ = [
     "HeteroStack",
     "HypergraphAttention",
     "HypergraphAttentionConv",
+    "InnerProductDecoder",
     "LinearOptions",
     "LinkPredictor",
     "LinkRanking",
+    "MLPDecoder",
     "NodeBatchNorm",
     "PairNorm",
     "RGATConv",
@@ -119,6 +123,7 @@ __all__ = [
     "SAGEConv",
     "Set2Set",
     "Stack",
+    "TableEncoder",
     "TopKReadout",
     "TransformerConv",
     "TypedLinear",

@@ -9,7 +9,6 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
@@ -33,7 +32,7 @@ from flax_layers._declaration import Layer, LinearOptions, ParameterFactory
 from flax_layers.graph import sum_with_self
 from flax_layers.mlp import Norm, make_norm
 from flax_layers.norms import NodeBatchNorm, check_mask, check_nodes
-from jax_gnn import Batch, Graph, spmm
+from jax_gnn import Batch, Graph
 from jax_gnn.extend import as_array, check_callable, check_choice, check_instance, check_number
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import Part
@@ -243,8 +242,8 @@ class GIN(GINOptions, Stack):
 class GINBlock(Layer):
     """GIN's layer as published: ``MLP((1 + eps) X + A X)`` with batch norms, and ReLU last.
 
-    Xu et al., "How powerful are graph neural networks?", ICLR 2019, section 7. `GINConv` is the
-    same without norms, for single graphs; for norms over one graph use ``batch([graph])``.
+    Xu et al., "How powerful are graph neural networks?", ICLR 2019, section 7. For norms over one
+    graph use ``batch([graph])``.
 
     Attributes:
         in_features: Features per node of the input.
@@ -253,10 +252,8 @@ class GINBlock(Layer):
         learn_eps: Whether eps is learnable.
         param_dtype: Dtype of the parameters.
         rngs: Source of the keys for initialisation (stream "params").
-        first: First linear map of the MLP.
-        second: Second linear map of the MLP.
-        norms: Batch norms after each of the two maps.
-        learned_eps: The learnable eps, ``()``; None if it is fixed.
+        conv: The convolution, with a batch norm inside its MLP.
+        norm: Batch norm after it, which a ReLU follows.
 
     Example:
         >>> graphs = batch([Graph.from_edges([(0, 1)])])
@@ -270,24 +267,15 @@ class GINBlock(Layer):
     learn_eps: bool = False
     param_dtype: DTypeLike = jnp.float32
     rngs: InitVar[nnx.Rngs]
-    first: nnx.Linear = field(init=False)
-    second: nnx.Linear = field(init=False)
-    norms: nnx.List[NodeBatchNorm] = field(init=False)
-    learned_eps: nnx.Param[Array] | None = field(init=False)
+    conv: GINConv = field(init=False)
+    norm: NodeBatchNorm = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_positive(in_features=self.in_features, out_features=self.out_features)
-        check_number("eps", self.eps)
-        width, dtype = self.out_features, self.param_dtype
-        self.first = nnx.Linear(self.in_features, width, param_dtype=dtype, rngs=rngs)
-        self.second = nnx.Linear(width, width, param_dtype=dtype, rngs=rngs)
-        self.norms = nnx.List(
-            [NodeBatchNorm(width, momentum=0.9, param_dtype=dtype, rngs=rngs) for _ in range(2)]
-        )
-        # Data even if it is None, as for modules that learn it.
-        self.learned_eps = nnx.data(None)
-        if self.learn_eps:
-            self.learned_eps = nnx.Param(jnp.asarray(self.eps, dtype))
+        options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
+        eps: Any = {"eps": self.eps, "learn_eps": self.learn_eps}
+        width = self.out_features
+        self.conv = GINConv(self.in_features, width, norm="batch_norm", **eps, **options)
+        self.norm = NodeBatchNorm(width, momentum=0.9, **options)
 
     def __call__(
         self, batch: Batch[Graph], x: ArrayLike, *, use_running_average: bool | None = None
@@ -307,11 +295,6 @@ class GINBlock(Layer):
 
     def _apply(self, batch: Batch[Graph], x: Array, use_running_average: bool | None) -> Array:
         """Apply the layer to x that is 0, or any finite constant, for padding."""
-        eps: float | Array = self.eps
-        if self.learned_eps is not None:
-            x, eps = dtypes.promote_dtype((x, self.learned_eps[...]))
-        y: Array = spmm(batch.graph, x, self_scale=1 + eps)
-        # The MLP, with a norm and ReLU after both maps.
-        for layer, norm in zip((self.first, self.second), self.norms, strict=True):
-            y = jax.nn.relu(norm(batch, linear(layer, y), use_running_average=use_running_average))
-        return y
+        mask, mode = batch.node_mask, use_running_average
+        y = self.conv(batch.graph, x, node_mask=mask, deterministic=mode)
+        return jax.nn.relu(self.norm(batch, y, use_running_average=mode))

@@ -59,7 +59,7 @@ class HeteroStack(Layer):
         check_instance("layers", layers, Mapping)
         for name, layer in layers.items():
             check_instance(f"layers[{name!r}]", layer, HeteroConv)
-        self.layers = Named(layers)  # type: ignore[assignment]  # of what was given
+        self.layers = Named(layers)  # type: ignore[attr-defined]  # an argument of this name
         self.dropout, self.input_dropout = (nnx.Dropout(rate, rngs=rngs) for rate in rates)
 
     def __call__(
@@ -92,10 +92,10 @@ class HeteroStack(Layer):
             name: self.input_dropout(as_array(f"x_dict[{name!r}]", x), **dropout)
             for name, x in x_dict.items()
         }
-        for number, name in enumerate(self.layers):
+        layers: Named = self.layers  # type: ignore[attr-defined]  # see __post_init__
+        for number, layer in enumerate(layers.members):
             if number:
                 y = {key: self.dropout(activate(rows), **dropout) for key, rows in y.items()}
-            layer = self.layers[name]
             options: dict[EdgeType, Mapping[str, object]] = {}
             for key in layer.edge_types:
                 # Arguments keep convolutions from running as one product.

@@ -1,4 +1,4 @@
-"""Perceptron of the rows of features, with batch norms that leave out padding."""
+"""Perceptrons of rows, with batch norms that leave out padding, and decoders of pairs of rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import DropoutKeys, check_positive, check_rates, dropout_arguments, linear
+from flax_layers._base import (
+    DropoutKeys,
+    check_positive,
+    check_rates,
+    dropout_arguments,
+    endpoint_sizes,
+    linear,
+    promote,
+)
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from flax_layers.norms import NodeBatchNorm
 from jax_gnn.extend import as_array, check_choice
@@ -102,3 +111,51 @@ class MLP(LinearOptions):
                 y = jax.nn.relu(norm(mask, y, use_running_average=deterministic))
             y = self.dropout(y, **dropout)
         return linear(self.layers[-1], y)
+
+
+class InnerProductDecoder(nnx.Module):
+    """Decoder of edges: the score of (u, v) is ``⟨x_u, x_v⟩``, as in Kipf and Welling's GAE.
+
+    Example:
+        >>> InnerProductDecoder()(jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 4.0]]))
+        Array([11.], dtype=float32)
+    """
+
+    def __call__(self, src: ArrayLike, dst: ArrayLike) -> Array:
+        """Return the scores, ``(*pairs,)``, of features of both ends, ``(*pairs, features)``."""
+        x, y = as_array("src", src), as_array("dst", dst)
+        if not x.ndim or x.shape != y.shape:
+            raise ValueError(f"src and dst must be of one shape, got {x.shape} and {y.shape}")
+        return (x * y).sum(-1)
+
+
+class MLPDecoder(LinearOptions):
+    """Decoder of edges: the score of (u, v) is an `MLP` of both ends' features, concatenated.
+
+    Attributes:
+        in_features: Features of a node, or a pair for sources and destinations.
+        hidden_features: Features inside the MLP.
+        mlp: The MLP, of two maps, without norm.
+
+    Example:
+        >>> decoder = MLPDecoder(4, 8, rngs=nnx.Rngs(0))
+        >>> decoder(jnp.ones((3, 4)), jnp.ones((3, 4))).shape
+        (3,)
+    """
+
+    in_features: int | tuple[int, int] = field(kw_only=False)
+    hidden_features: int = field(kw_only=False)
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        features = [sum(endpoint_sizes(self.in_features)), self.hidden_features, 1]
+        self.mlp = MLP(features, norm=None, **factory._asdict())
+
+    def __call__(self, src: ArrayLike, dst: ArrayLike) -> Array:
+        """Return the scores, ``(pairs,)``, of features of both ends, ``(pairs, in_features)``."""
+        x, y = as_array("src", src), as_array("dst", dst)
+        if (x.shape[-1:], y.shape[-1:]) != tuple((n,) for n in endpoint_sizes(self.in_features)):
+            raise ValueError(
+                f"src and dst must have in_features = {self.in_features}, got shapes {x.shape} "
+                f"and {y.shape}"
+            )
+        return self.mlp(jnp.concatenate(promote((x, y), self.dtype), -1))[..., 0]

@@ -13,6 +13,7 @@ from op_spec import random_like, slope
 
 import flax_layers as layers
 from jax_gnn import Batch, Graph, HeteroGraph, Hypergraph, RelationalGraph
+from jax_gnn.sampling import sample_neighbors
 
 
 def features(width: int, *batch: int, rows: int = 9) -> jax.Array:
@@ -254,6 +255,18 @@ def autoencoder(kind) -> LayerCase:
     return LayerCase(make, call, (X, OF_EDGES), {})
 
 
+BLOCKS = sample_neighbors(HETERO, {"a": [0, 1]}, (2, 2), jax.random.key(0))
+
+
+def database_model(dtype) -> Any:
+    """Return a `DatabaseModel` of the tables "a" and "b"."""
+    options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+    encoder = {"numbers": ((1.0, 2.0),) * WIDTH} | options
+    encoders = {name: layers.TableEncoder(WIDTH, **encoder) for name in BY_TYPE}
+    model = layers.RGCN(WIDTH, WIDTH, 3, num_relations=4, **options)
+    return layers.DatabaseModel(encoders, model, rngs=nnx.Rngs(0))
+
+
 def queries(decoder, subjects, relations) -> Any:
     return decoder(subjects, relations)
 
@@ -390,6 +403,22 @@ LAYERS = {
         (X,),
         {},
     ),
+    "TableEncoder": LayerCase(
+        lambda dtype: layers.TableEncoder(
+            3,
+            **{"numbers": ((1.0, 2.0),) * WIDTH, "num_categories": (2,), "num_cycles": 1},
+            **{"param_dtype": dtype, "rngs": nnx.Rngs(0)},
+        ),
+        lambda layer, x, c: layer({"numbers": x, "categories": TRIPLES[1][:6, None], "cycles": c}),
+        (X, numbers(SIZE, 1, 6)),
+        {},
+    ),
+    "DatabaseModel": LayerCase(
+        database_model,
+        lambda model, x: model(BLOCKS, {name: {"numbers": rows} for name, rows in x.items()}),
+        (BY_TYPE,),
+        {},
+    ),
     "TypedLinear": LayerCase(
         lambda dtype: layers.TypedLinear(3, WIDTH, 2 * WIDTH, param_dtype=dtype, rngs=nnx.Rngs(0)),
         lambda layer, x: layer(x, np.array([2, 0, 1, 1, 0, 2])),
@@ -400,6 +429,15 @@ LAYERS = {
     "VGAE": autoencoder(layers.VGAE),
     "DistMult": LayerCase(lambda dtype: layers.DistMult(), queries, (X, X), {}),
     "ComplEx": LayerCase(lambda dtype: layers.ComplEx(), queries, (X, X), {}),
+    "InnerProductDecoder": LayerCase(
+        lambda dtype: layers.InnerProductDecoder(), queries, (X, X), {}
+    ),
+    "MLPDecoder": LayerCase(
+        lambda dtype: layers.MLPDecoder(WIDTH, 3, param_dtype=dtype, rngs=nnx.Rngs(0)),
+        queries,
+        (X, X),
+        {},
+    ),
     "ConvE": LayerCase(
         lambda dtype: layers.ConvE(
             16, height=4, filters=2, kernel_size=3, param_dtype=dtype, rngs=nnx.Rngs(0)
