@@ -33,7 +33,14 @@ from flax_layers.graph import sum_with_self
 from flax_layers.mlp import Norm, make_norm
 from flax_layers.norms import NodeBatchNorm, check_mask, check_nodes
 from jax_gnn import Batch, Graph
-from jax_gnn.extend import as_array, check_callable, check_choice, check_instance, check_number
+from jax_gnn.extend import (
+    as_array,
+    check_callable,
+    check_choice,
+    check_instance,
+    check_number,
+    described,
+)
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import Part
 
@@ -48,7 +55,8 @@ class GINOptions(LinearOptions):
         mlp: MLP in place of the built-in one: a module of rows ``(num_dst, *batch, in_features)``,
             or a function ``mlp(in_features, out_features, rngs)`` that makes one, which a `GIN`
             calls for each layer. Of `mask`, `deterministic` and `rngs`, the module gets those that
-            its call names, as that of `MLP` does. None builds an MLP.
+            its call names, as that of `MLP` does; without `deterministic` its mode is that of
+            `train()` and `eval()`. None builds an MLP.
         eps: Weight of a node's own features beyond 1; the initial value if it is learnable.
         learn_eps: Whether eps is learnable.
     """
@@ -150,6 +158,7 @@ class GINConv(GINOptions, Convolution):
                 the call of `mlp` has no `mask`, or of a part.
         """
         check_activation(activation)
+        check_instance("graph", graph, Graph)
         mask = None
         if node_mask is not None:
             mask = check_mask("node_mask", node_mask, num_rows(graph))[: graph.num_dst]
@@ -162,7 +171,6 @@ class GINConv(GINOptions, Convolution):
 
         self._check_statistics(graph, mask, deterministic)
         if self.mlp is not None:
-            check_instance("graph", graph, Graph)
             rows = as_array("x", check_sources(graph, x, self.in_features))
             (rows,) = promote((rows,), self.dtype)
             options = {"mask": mask, **dropout_arguments(deterministic, rngs)}
@@ -181,23 +189,21 @@ class GINConv(GINOptions, Convolution):
         self, graph: Graph, mask: Array | None, deterministic: bool | None
     ) -> None:
         """Raise ValueError where a batch norm would take statistics that are wrong."""
-        takes = () if self.mlp is None else inspect.signature(self.mlp).parameters
-        ignores_mask = self.mlp is not None and mask is not None and "mask" not in takes
-        if not (isinstance(graph, Part) or ignores_mask):
+        takes = {"mask", "deterministic"}
+        if self.mlp is not None:
+            takes &= inspect.signature(self.mlp).parameters.keys()
+        if not isinstance(graph, Part) and (mask is None or "mask" in takes):
             return
-        # Modules whose call has no `deterministic` keep their own mode.
-        given = deterministic if self.mlp is None or "deterministic" in takes else None
         for _, module in nnx.iter_modules(self):
-            if isinstance(module, NodeBatchNorm | nnx.BatchNorm) and not (
-                module.use_running_average if given is None else given
-            ):
-                raise ValueError(
-                    "graph must not be a device's part where batch norms take statistics, which "
-                    "are those of all nodes; call eval(), or train with norm=None"
-                    if isinstance(graph, Part)
-                    else "node_mask must be None for an mlp whose batch norms count all rows: give "
-                    f"its call an argument mask, as flax_layers.MLP has, got {type(self.mlp)}"
-                )
+            if isinstance(module, NodeBatchNorm | nnx.BatchNorm):
+                # Modules whose call has no `deterministic` keep their own mode.
+                is_given = deterministic is not None and "deterministic" in takes
+                if not (deterministic if is_given else module.use_running_average):
+                    raise ValueError(
+                        "batch norms must use running statistics, by eval(), where graph is a "
+                        "device's part, or node_mask is given for an mlp whose call has no mask, "
+                        f"got {described(graph)} and {described(self.mlp)}"
+                    )
 
 
 class GIN(GINOptions, Stack):

@@ -15,9 +15,9 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Named, check_types, linear, promote
+from flax_layers._base import Named, check_positive, check_types, linear, promote
 from flax_layers._declaration import LinearOptions, ParameterFactory
-from jax_gnn.extend import accumulator_dtype, as_array, check_instance, row_wise, take
+from jax_gnn.extend import accumulator_dtype, as_array, check_instance, described, row_wise, take
 from jax_gnn.sampling import Blocks
 
 Table = Mapping[str, ArrayLike]
@@ -38,7 +38,7 @@ class TableEncoder(LinearOptions):
         num_categories: Number of categories of each column.
         num_cycles: Number of columns of times.
         embedding_features: Features of given embeddings.
-        map: The linear map; None if all columns are categories.
+        map: The linear map.
         categories: Embeddings of the categories, a missing one first in each column.
 
     Example:
@@ -52,8 +52,6 @@ class TableEncoder(LinearOptions):
     num_categories: tuple[int, ...] = ()
     num_cycles: int = 0
     embedding_features: int = 0
-    map: Any = field(init=False)
-    categories: Any = field(init=False)
 
     @classmethod
     def of(cls, table: Table, out_features: int, **options: Any) -> Self:
@@ -78,13 +76,13 @@ class TableEncoder(LinearOptions):
         )
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_positive(out_features=self.out_features)
         width = len(self.numbers) + 12 * self.num_cycles + self.embedding_features
-        self.map = factory.linear(width, self.out_features) if width else nnx.data(None)
+        # Rows without such columns have one zero, as checkpoints hold no empty arrays.
+        self.map = factory.linear(width or 1, self.out_features)
         count, init = len(self.num_categories), nnx.initializers.normal(1.0)
         shape = sum(self.num_categories) + count, self.out_features
-        self.categories = factory.kernel(*shape, init=init) if count else nnx.data(None)
-        if not (width or count):
-            raise ValueError("table must have columns, got an encoder without any")
+        self.categories: Any = factory.kernel(*shape, init=init) if count else nnx.data(None)
 
     def __call__(self, table: Table) -> Array:
         """Encode rows, ``(rows, out_features)`` in `dtype`.
@@ -99,30 +97,28 @@ class TableEncoder(LinearOptions):
         Raises:
             ValueError: A kind of columns is missing, or has another number of columns.
         """
+        check_instance("table", table, Mapping)
         counts = len(self.numbers), len(self.num_categories), self.num_cycles
-        rows: dict[str, Array] = {}
+        rows = {kind: as_array(f"table[{kind!r}]", values) for kind, values in table.items()}
         for kind, count in zip(KINDS, (*counts, self.embedding_features), strict=True):
-            values = as_array(f"table[{kind!r}]", table.get(kind, np.zeros((0, 0))))
-            if count and values.shape[1:] != ((count, 6) if kind == "cycles" else (count,)):
-                raise ValueError(
-                    f"table[{kind!r}] must have {count} columns, got shape {values.shape}"
-                )
-            rows[kind] = values
-        dense, terms = [], []
+            shape = rows[kind].shape[1:] if kind in rows else "none"
+            if count and shape != ((count, 6) if kind == "cycles" else (count,)):
+                raise ValueError(f"table[{kind!r}] must have {count} columns, got {shape}")
+        columns = []
         if self.numbers:
             # Numbers may be large: they are standardised before they are rounded to half types.
             x = _as_wide(rows["numbers"])
             statistics = jnp.asarray(self.numbers, x.dtype).T[:, None]
-            dense.append(_like((x - statistics[0]) / statistics[1], rows["numbers"]))
+            columns.append(_like((x - statistics[0]) / statistics[1], rows["numbers"]))
         if self.num_cycles:
             angles = 2 * np.pi * _as_wide(rows["cycles"]).reshape(-1, 6 * self.num_cycles)
-            dense += [_like(wave(angles), rows["cycles"]) for wave in (jnp.sin, jnp.cos)]
+            columns += [_like(wave(angles), rows["cycles"]) for wave in (jnp.sin, jnp.cos)]
         if self.embedding_features:
-            dense.append(rows["embeddings"])
-        if dense:
-            x = jnp.nan_to_num(jnp.concatenate(promote(tuple(dense), None), 1))
-            terms.append(linear(self.map, x))
-        start = 0
+            columns.append(rows["embeddings"])
+        if not columns:
+            columns.append(jnp.zeros((len(next(iter(rows.values()), ())), 1), self.param_dtype))
+        x = jnp.nan_to_num(jnp.concatenate(promote(tuple(columns), None), 1))
+        terms, start = [linear(self.map, x)], 0
         for column, size in enumerate(self.num_categories):
             ids = rows["categories"][:, column]
             ids = start + jnp.where((ids >= 0) & (ids < size), ids + 1, 0)
@@ -203,17 +199,22 @@ class DatabaseModel(nnx.Module):
         check_types("tables", tables, types)
         if names is not None and names != types:
             raise ValueError(f"blocks must have the node types {types} in that order, got {names}")
+        has_time = blocks.seed_ids is not None and all("time" in t for t in tables.values())
+        if seed_time is not None and not has_time:
+            raise ValueError(
+                "seed_time must be None unless blocks are sampled by it, and tables have a time, "
+                f"got {described(seed_time)}"
+            )
         y: Any = 0
         for name, places in zip(types, blocks.places_of_types(), strict=True):
             # Sources of other tables have the place -1, for which zeros are taken.
             rows = {kind: take(jnp.asarray(a), places) for kind, a in tables[name].items()}
             encoded = self.encoders[name](rows)
             if seed_time is not None:
-                times = take(as_array("seed_time", seed_time), blocks.seed_ids)
-                # Rows without time have the least integer, of which no difference is taken.
+                times = take(as_array("seed_time", seed_time), blocks.seed_ids).astype(float)
                 is_known = rows["time"] > np.iinfo(np.int32).min
-                age = jnp.maximum(times - jnp.where(is_known, rows["time"], times), 0)
-                days = jnp.log1p(age.astype(float) / SECONDS_PER_DAY)
+                age = jnp.where(is_known, times - rows["time"].astype(float), 0)
+                days = jnp.log1p(jnp.maximum(age, 0) / SECONDS_PER_DAY)
                 ages = jnp.stack([days, is_known.astype(days.dtype)], 1)
                 encoded = encoded + linear(self.age, ages.astype(encoded.dtype))
             y = jnp.where(row_wise(places >= 0, encoded), encoded, y)

@@ -93,6 +93,8 @@ def test_errors_of_tables(changes, message):
         from_relbench(tables(**changes))
     with pytest.raises(TypeError, match="database must be tables by name, got int"):
         from_relbench(3)
+    with pytest.raises(ValueError, match=r"categorical must be of the tables .*'shops'"):
+        from_relbench(tables(), categorical="shops.size")
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
@@ -120,10 +122,10 @@ def test_encoder_is_its_formula(tmp_path, dtype):
         )
     changed = {**table, "categories": np.array([[99]] * 5)} if "categories" in table else table
     assert np.isfinite(np.asarray(encoder(changed), np.float32)).all()
-    with pytest.raises(ValueError, match=r"table\['numbers'\] must have 2 columns, got shape \(0"):
-        encoder({})
-    with pytest.raises(ValueError, match="table must have columns"):
-        TableEncoder.of({}, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"table\['numbers'\] must have 2 columns, got none"):
+        encoder({"time": table["time"]})
+    empty = TableEncoder.of({"time": table["time"]}, 8, rngs=nnx.Rngs(0))  # keys alone
+    assert not np.asarray(empty({"time": table["time"]})).any()  # the bias
 
 
 def test_model_reads_no_later_rows(tmp_path):
@@ -151,6 +153,8 @@ def test_model_reads_no_later_rows(tmp_path):
     loaded = jax_gnn.load(tmp_path / "model").model
     np.testing.assert_array_equal(predict(loaded, data.nodes, late), after)
     blocks = sample_neighbors(graph, {"users": [1]}, (9,), jax.random.key(0))
+    with pytest.raises(ValueError, match="seed_time must be None unless"):
+        model(blocks, data.nodes, np.full(1, late))
     with pytest.raises(ValueError, match="tables lacks the type 'orders'"):
         model(blocks, {"users": data.nodes["users"]})
     with pytest.raises(ValueError, match=r"must have out_features = 8 of the model, got 4"):

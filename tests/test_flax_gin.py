@@ -108,7 +108,7 @@ def test_classifier_of_graphs_masks_padding(graph, x):
 def test_wrong_statistics_are_refused(graph, x):
     mlp = nnx.Sequential(nnx.Linear(WIDTH, 4, rngs=nnx.Rngs(0)), batch_norm(4))
     conv, mask = GINConv(WIDTH, 4, mlp=mlp, rngs=nnx.Rngs(0)), np.ones(SIZE, bool)
-    with pytest.raises(ValueError, match=r"node_mask must be None for an mlp .*mask.*Sequential"):
+    with pytest.raises(ValueError, match=r"mlp whose call has no mask, .*Sequential"):
         conv(graph, x, node_mask=mask)
     conv.eval()
     assert conv(graph, x, node_mask=mask).shape == (SIZE, 4)
@@ -119,7 +119,7 @@ def test_wrong_statistics_are_refused(graph, x):
     )
 
     rows = sharded.shard(x)
-    with pytest.raises(ValueError, match=r"graph must not be a device's part where batch norms"):
+    with pytest.raises(ValueError, match=r"batch norms must use running .*part"):
         sharded.apply(model, rows, deterministic=False)
     got = sharded.unshard(sharded.apply(model, rows, deterministic=True))
     np.testing.assert_allclose(got, model(graph, x, deterministic=True), rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,9 +22,9 @@ def from_relbench(
 ) -> Data:
     """Read a database as a graph: a node for each row, an edge for each foreign key.
 
-    Fey et al., "Relational deep learning", ICML 2024. The types of nodes are the tables. A foreign
-    key ``fkey`` of table ``t`` to ``p`` makes edges ``(t, "f2p_fkey", p)`` and ``(p,
-    "rev_f2p_fkey", t)``, as in RelBench. Keys that are missing, or of no row, make no edge.
+    Fey et al., "Relational deep learning", ICML 2024. A foreign key ``fkey`` of table ``t`` to
+    ``p`` makes edges ``(t, "f2p_fkey", p)`` and ``(p, "rev_f2p_fkey", t)``, as in RelBench; keys
+    that are missing, or of no row, make none.
 
     Args:
         database: RelBench's ``Database``, or tables by name: mappings with the entries of its
@@ -35,11 +36,11 @@ def from_relbench(
     Returns:
         The graph with ``nodes[table]`` by kind of column: ``numbers`` (rows, columns) float32, NaN
         if missing, years of dates among them; ``categories`` (rows, columns) int32, -1 if missing;
-        ``cycles`` (rows, columns, 6) float32, of dates the shares of the year, month, week, day,
-        hour and minute, NaN if missing; ``embeddings`` (rows, features) float32 of columns of
-        lists. ``time`` (rows,) int64 and ``edges[type]["time"]``, the later one of both ends, are
-        seconds since 1970, the least int32 for rows without time. ``node_names[table]`` has primary
-        keys, or None, and ``categories["table.column"]`` the values that numbers stand for.
+        ``cycles`` (rows, columns, 6) float32, shares of dates in the year, month, week, day, hour
+        and minute; ``embeddings`` (rows, features) float32, of columns of lists. ``time`` (rows,)
+        int64, and ``edges[type]["time"]``, the later of both ends, are seconds since 1970, the
+        least int32 without time. ``node_names[table]`` has primary keys, or None, and
+        ``categories["table.column"]`` the values of numbers.
 
     Raises:
         ImportError: pandas is not installed.
@@ -60,6 +61,8 @@ def from_relbench(
     if not isinstance(tables, Mapping):
         raise TypeError(f"database must be tables by name, got {type(database).__name__}")
     records = {name: _record(name, table) for name, table in tables.items()}
+    if unknown := sorted({title.partition(".")[0] for title in given} - set(tables)):
+        raise ValueError(f"categorical must be of the tables {[*tables]}, got {unknown[0]!r}")
     nodes: dict[str, Any] = {}
     names: dict[str, Any] = {}
     values, report = {}, []
@@ -77,50 +80,46 @@ def from_relbench(
                 raise TypeError(f"{name}.{time} must be dates, got {frame[time].dtype}")
             seconds = frame[time].to_numpy("datetime64[s]").astype(np.int64)
             nodes[name]["time"] = np.where(frame[time].isna(), ALWAYS, seconds)
-        kinds: dict[str, list[np.ndarray]] = {}
+        kinds: dict[str, list[np.ndarray]] = defaultdict(list)
         for column in frame.columns:
             if column in (key, *foreign):
                 continue
             series, title = frame[column], f"{name}.{column}"
             first = series.dropna().iloc[:1].tolist()
             if series.dtype.kind == "M":
-                kinds.setdefault("numbers", []).append(series.dt.year.to_numpy(np.float32))
+                kinds["numbers"].append(series.dt.year.to_numpy(np.float32)[:, None])
                 parts = [getattr(series.dt, part) / size for part, size in _CYCLES.items()]
-                kinds.setdefault("cycles", []).append(np.stack(parts, 1).astype(np.float32))
+                kinds["cycles"].append(np.stack(parts, 1, dtype=np.float32)[:, None])
             elif series.dtype.kind in "iuf" and title not in given:
-                kinds.setdefault("numbers", []).append(series.to_numpy(np.float32, na_value=np.nan))
+                kinds["numbers"].append(series.to_numpy(np.float32, na_value=np.nan)[:, None])
             elif first and isinstance(first[0], list | tuple | np.ndarray):
-                known = series.notna().to_numpy()
-                rows = np.zeros((len(series), len(first[0])), np.float32)
+                known, rows = series.notna(), np.zeros((len(series), len(first[0])), np.float32)
                 rows[known] = np.stack(series[known].tolist())
-                kinds.setdefault("embeddings", []).append(rows)
+                kinds["embeddings"].append(rows)
             elif series.nunique() > max_categories and title not in given:
                 report.append(f"{title} is left out: text of {series.nunique()} values")
             else:
                 codes, values[title] = pandas.factorize(series, sort=True)
-                kinds.setdefault("categories", []).append(codes.astype(np.int32))
-        for kind, columns in kinds.items():
-            join = np.concatenate if kind == "embeddings" else np.stack
-            nodes[name][kind] = join(columns, 1)
+                kinds["categories"].append(codes.astype(np.int32)[:, None])
+        nodes[name] |= {kind: np.concatenate(columns, 1) for kind, columns in kinds.items()}
     edges: dict[EdgeType, np.ndarray] = {}
+    times: dict[EdgeType, Any] = {}
     for name, (frame, _, foreign, _) in records.items():
         for column, parent in foreign.items():
             if parent not in records or names[parent] is None:
                 raise ValueError(f"{name}.{column} must lead to a table with keys, got {parent!r}")
             found = pandas.Index(names[parent]).get_indexer(frame[column])
             src = np.flatnonzero(found >= 0)
-            if unknown := int(((found < 0) & frame[column].notna().to_numpy()).sum()):
+            if unknown := int(frame[column].notna().sum()) - len(src):
                 report.append(f"{name}.{column}: {unknown} keys are of no row of {parent}")
-            edges[name, f"f2p_{column}", parent] = np.stack([src, found[src]])
+            edges[key := (name, f"f2p_{column}", parent)] = np.stack([src, found[src]])
+            ends = nodes[name]["time"][src], nodes[parent]["time"][found[src]]
+            times[key] = {"time": np.maximum(*ends)}
     graph = HeteroGraph.from_edges(edges, {k: len(r[0]) for k, r in records.items()}, inverse=True)
-    times = {
-        key: {"time": np.maximum(nodes[key[0]]["time"][src], nodes[key[2]]["time"][dst])}
-        for key, (src, dst) in edges.items()
-    }
     return Data(graph, nodes, times, node_names=names, categories=values, report=tuple(report))
 
 
-def _record(name: str, table: Any) -> tuple[Any, str | None, Mapping[str, str], str | None]:
+def _record(name: str, table: Any) -> Any:
     """Return frame, primary key, foreign keys and time column of a table."""
     names = "df", "pkey_col", "fkey_col_to_pkey_table", "time_col"
     values = table if isinstance(table, Mapping) else {n: getattr(table, n, None) for n in names}
