@@ -50,8 +50,8 @@ class GINOptions(LinearOptions):
 
     Attributes:
         mlp_features: Features inside the MLP; None means `out_features`.
-        norm: "batch_norm" after the MLP's first map, over nodes that are no padding, as in PyG's
-            `MLP`; None without.
+        mlp_norm: "batch_norm" after the MLP's first map, over nodes that are no padding, as in
+            PyG's `MLP`; None without.
         mlp: MLP in place of the built-in one: a module of rows ``(num_dst, *batch, in_features)``,
             or a function ``mlp(in_features, out_features, rngs)`` that makes one, which a `GIN`
             calls for each layer. Of `mask`, `deterministic` and `rngs`, the module gets those that
@@ -62,7 +62,7 @@ class GINOptions(LinearOptions):
     """
 
     mlp_features: int | None = None
-    norm: Norm | None = None
+    mlp_norm: Norm | None = None
     mlp: Any = None
     eps: float = 0.0
     learn_eps: bool = False
@@ -84,7 +84,7 @@ class GINConv(GINOptions, Convolution):
 
     Example:
         >>> graph, rngs = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3), nnx.Rngs(0)
-        >>> GINConv(4, 8, norm="batch_norm", rngs=rngs)(graph, jnp.ones((3, 4))).shape
+        >>> GINConv(4, 8, mlp_norm="batch_norm", rngs=rngs)(graph, jnp.ones((3, 4))).shape
         (3, 8)
         >>> mlp = nnx.Sequential(nnx.Linear(4, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs))
         >>> GINConv(4, 8, mlp=mlp, rngs=rngs)(graph, jnp.ones((3, 4))).shape
@@ -99,7 +99,7 @@ class GINConv(GINOptions, Convolution):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_number("eps", self.eps)
-        check_choice("norm", self.norm, (None, *get_args(Norm)))
+        check_choice("mlp_norm", self.mlp_norm, (None, *get_args(Norm)))
         if self.mlp_features is not None:
             check_positive(mlp_features=self.mlp_features)
         check_positive(in_features=self.in_features, out_features=self.out_features)
@@ -111,14 +111,14 @@ class GINConv(GINOptions, Convolution):
             self.kernel = factory.kernel(self.in_features, width)
             self.bias = factory.bias(width)
             self.output = factory.linear(width, self.out_features)
-            if self.norm:
+            if self.mlp_norm:
                 self.batch_norm = make_norm(width, factory)
         else:
             check_callable("mlp", mlp)
-            if self.mlp_features is not None or self.norm is not None:
+            if self.mlp_features is not None or self.mlp_norm is not None:
                 raise ValueError(
-                    "mlp_features and norm must be None with an mlp, which has its own, got "
-                    f"{self.mlp_features} and {self.norm!r}"
+                    "mlp_features and mlp_norm must be None with an mlp, which has its own, got "
+                    f"{self.mlp_features} and {self.mlp_norm!r}"
                 )
             if not isinstance(mlp, nnx.Module):
                 mlp = mlp(self.in_features, self.out_features, factory.rngs)
@@ -232,7 +232,7 @@ class GIN(GINOptions, Stack):
     def _calls(
         self, graph: Structure | Blocks, arguments: tuple[object, ...], named: dict[str, object]
     ) -> list[tuple[Any, tuple[object, ...], dict[str, object]]]:
-        if not isinstance(graph, Blocks) or self.norm is self.mlp is None:
+        if not isinstance(graph, Blocks) or self.mlp_norm is self.mlp is None:
             return super()._calls(graph, arguments, named)
         # The sources of a block are the first sources of the block before.
         mask: Any = named.pop("node_mask", None)
@@ -280,7 +280,7 @@ class GINBlock(Layer):
         options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
         eps: Any = {"eps": self.eps, "learn_eps": self.learn_eps}
         width = self.out_features
-        self.conv = GINConv(self.in_features, width, norm="batch_norm", **eps, **options)
+        self.conv = GINConv(self.in_features, width, mlp_norm="batch_norm", **eps, **options)
         self.norm = NodeBatchNorm(width, momentum=0.9, **options)
 
     def __call__(

@@ -32,7 +32,7 @@ class HeteroStack(Layer):
 
     Attributes:
         layers: The `HeteroConv`, by name and in order.
-        activation: Function between two layers, for each node type: "relu" or "elu".
+        hidden_activation: Function between two layers, for each node type: "relu" or "elu".
         dropout_rate: Share of hidden activations dropped in training, in [0, 1].
         input_dropout_rate: Share of input features dropped in training, in [0, 1].
         rngs: Source of the dropout's keys, stream "dropout".
@@ -47,13 +47,13 @@ class HeteroStack(Layer):
     """
 
     layers: InitVar[Mapping[str, HeteroConv]] = field(kw_only=False)
-    activation: HiddenActivation = "relu"
+    hidden_activation: HiddenActivation = "relu"
     dropout_rate: float = 0.0
     input_dropout_rate: float = 0.0
     rngs: InitVar[nnx.Rngs]
 
     def __post_init__(self, layers: Mapping[str, HeteroConv], rngs: nnx.Rngs) -> None:
-        check_choice("activation", self.activation, get_args(HiddenActivation))
+        check_choice("hidden_activation", self.hidden_activation, get_args(HiddenActivation))
         rates = self.dropout_rate, self.input_dropout_rate
         check_rates(dropout_rate=rates[0], input_dropout_rate=rates[1])
         check_instance("layers", layers, Mapping)
@@ -87,7 +87,7 @@ class HeteroStack(Layer):
         check_instance("graph", graph, HeteroGraph)
         check_instance("x_dict", x_dict, Mapping)
         dropout: Any = dropout_arguments(deterministic, rngs)
-        activate = getattr(jax.nn, self.activation)
+        activate = getattr(jax.nn, self.hidden_activation)
         y: Any = {
             name: self.input_dropout(as_array(f"x_dict[{name!r}]", x), **dropout)
             for name, x in x_dict.items()
@@ -182,7 +182,7 @@ def to_hetero(
     uses_relu = type(stack)._activate is Stack._activate
     return HeteroStack(
         layers,
-        activation="relu" if uses_relu else "elu",
+        hidden_activation="relu" if uses_relu else "elu",
         dropout_rate=stack.dropout_rate,
         input_dropout_rate=stack.input_dropout_rate,
         rngs=rngs,

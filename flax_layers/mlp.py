@@ -45,7 +45,7 @@ class MLP(LinearOptions):
 
     Attributes:
         features: Features of the input, of each hidden layer, and of the output.
-        norm: "batch_norm" after each map but the last, over the rows that are no padding; None
+        mlp_norm: "batch_norm" after each map but the last, over the rows that are no padding; None
             without.
         dropout_rate: Share of hidden activations dropped in training, in [0, 1].
         layers: The linear maps.
@@ -57,11 +57,11 @@ class MLP(LinearOptions):
     """
 
     features: Sequence[int] = field(kw_only=False)
-    norm: Norm | None = "batch_norm"
+    mlp_norm: Norm | None = "batch_norm"
     dropout_rate: float = 0.0
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("norm", self.norm, (None, *get_args(Norm)))
+        check_choice("mlp_norm", self.mlp_norm, (None, *get_args(Norm)))
         check_rates(dropout_rate=self.dropout_rate)
         if not isinstance(self.features, Sequence) or len(self.features) < 2:
             raise ValueError(
@@ -71,7 +71,7 @@ class MLP(LinearOptions):
         for number, size in enumerate(self.features):
             check_positive(**{f"features[{number}]": size})
         self.layers = nnx.List([factory.linear(*sizes) for sizes in pairwise(self.features)])
-        hidden = self.features[1:-1] if self.norm else ()
+        hidden = self.features[1:-1] if self.mlp_norm else ()
         self.norms = nnx.List([make_norm(size, factory) for size in hidden])
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
@@ -105,8 +105,8 @@ class MLP(LinearOptions):
         dropout = dropout_arguments(deterministic, rngs)
         for number, layer in enumerate(self.layers[:-1]):
             # The ReLU is part of the product's kernel unless a norm comes between.
-            y = linear(layer, y, None if self.norm else "relu")
-            if self.norm:
+            y = linear(layer, y, None if self.mlp_norm else "relu")
+            if self.mlp_norm:
                 norm = self.norms[number]
                 y = jax.nn.relu(norm(mask, y, use_running_average=deterministic))
             y = self.dropout(y, **dropout)
@@ -148,7 +148,7 @@ class MLPDecoder(LinearOptions):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         features = [sum(endpoint_sizes(self.in_features)), self.hidden_features, 1]
-        self.mlp = MLP(features, norm=None, **factory._asdict())
+        self.mlp = MLP(features, mlp_norm=None, **factory._asdict())
 
     def __call__(self, src: ArrayLike, dst: ArrayLike) -> Array:
         """Return the scores, ``(pairs,)``, of features of both ends, ``(pairs, in_features)``."""

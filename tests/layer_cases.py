@@ -281,7 +281,7 @@ LAYERS = {
     "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),
     "GIN": layer_case(layers.GIN, GRAPH, options=EPS),
     "GIN-batch": layer_case(layers.GIN, GRAPH, numbers(SIZE, 2, WIDTH), edge_weight=OF_EDGES),
-    "GIN-norm": layer_case(layers.GIN, GRAPH, options=EPS | {"norm": "batch_norm"}),
+    "GIN-norm": layer_case(layers.GIN, GRAPH, options=EPS | {"mlp_norm": "batch_norm"}),
     "SAGE": layer_case(layers.SAGE, GRAPH, options={"l2_normalize": True}),
     "SAGE-max": layer_case(
         layers.SAGE, GRAPH, options={"reduce": "max", "project": True}, edge_weight=OF_EDGES

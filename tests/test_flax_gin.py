@@ -40,7 +40,7 @@ def x(rng):
     return rng.normal(size=(SIZE, WIDTH)).astype(np.float32)
 
 
-OPTIONS = [{"norm": "batch_norm", "mlp_features": 7}, {"mlp": own_mlp}]
+OPTIONS = [{"mlp_norm": "batch_norm", "mlp_features": 7}, {"mlp": own_mlp}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["norm", "mlp"])
@@ -90,7 +90,9 @@ def test_padding_of_blocks_does_not_count(graph, x):
         sample_neighbors(graph, jnp.arange(-1, 8)[first:], (99, 99), jax.random.key(0))
         for first in (0, 1)
     ]
-    model = GIN(WIDTH, 6, 3, num_layers=2, norm="batch_norm", dropout_rate=0.0, rngs=nnx.Rngs(0))
+    model = GIN(
+        WIDTH, 6, 3, num_layers=2, mlp_norm="batch_norm", dropout_rate=0.0, rngs=nnx.Rngs(0)
+    )
     with_padding, without = (model(b, b.node_values(x)) for b in blocks)
     np.testing.assert_allclose(with_padding[1:], without, rtol=1e-4, atol=1e-5)
 
@@ -98,7 +100,12 @@ def test_padding_of_blocks_does_not_count(graph, x):
 def test_classifier_of_graphs_masks_padding(graph, x):
     graphs = batch([graph])
     larger = batch([graph], num_nodes=12, num_edges=40, num_graphs=2)
-    arguments = {"layers": "GIN", "norm": "batch_norm", "dropout_rate": 0.0, "rngs": nnx.Rngs(0)}
+    arguments = {
+        "layers": "GIN",
+        "mlp_norm": "batch_norm",
+        "dropout_rate": 0.0,
+        "rngs": nnx.Rngs(0),
+    }
     model = GraphClassifier(WIDTH, 6, 3, **arguments)
     want, padding = model(graphs, x), np.full((3, WIDTH), np.nan, np.float32)
     got = model(larger, np.concatenate([x, padding]))
@@ -115,7 +122,7 @@ def test_wrong_statistics_are_refused(graph, x):
     mesh = jax.make_mesh((1,), ("nodes",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded, model = (
         shard_graph(graph, mesh, "nodes"),
-        GIN(WIDTH, 6, 3, norm="batch_norm", rngs=nnx.Rngs(0)),
+        GIN(WIDTH, 6, 3, mlp_norm="batch_norm", rngs=nnx.Rngs(0)),
     )
 
     rows = sharded.shard(x)
@@ -128,9 +135,12 @@ def test_wrong_statistics_are_refused(graph, x):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda r: GINConv(4, 8, norm="batch", rngs=r), "norm must be"),
+        (lambda r: GINConv(4, 8, mlp_norm="batch", rngs=r), "mlp_norm must be"),
         (lambda r: GINConv(4, 8, mlp=3, rngs=r), "mlp must be"),
-        (lambda r: GINConv(4, 8, mlp=own_mlp, norm="batch_norm", rngs=r), "norm must be None"),
+        (
+            lambda r: GINConv(4, 8, mlp=own_mlp, mlp_norm="batch_norm", rngs=r),
+            "mlp_norm must be None",
+        ),
         (lambda r: GINConv(4, 8, mlp=lambda i, o, r: 3, rngs=r), "must be a .*Module"),
         (lambda r: GIN(4, 8, 2, mlp=own_mlp(4, 8, r), rngs=r), "a MLP, which the layers"),
         (lambda r: MLP([4], rngs=r), "features must be sizes"),
@@ -146,7 +156,7 @@ def test_errors(make, message):
 
 def test_checkpoints(tmp_path, graph, x):
     """Statistics are kept; a model with the user's function is loaded with its class."""
-    model = GIN(WIDTH, 6, 3, norm="batch_norm", rngs=nnx.Rngs(0))
+    model = GIN(WIDTH, 6, 3, mlp_norm="batch_norm", rngs=nnx.Rngs(0))
     model(graph, x)
     jax_gnn.save(tmp_path / "norm", model)
     want = model(graph, x, deterministic=True)

@@ -61,8 +61,8 @@ def from_relbench(
     if not isinstance(tables, Mapping):
         raise TypeError(f"database must be tables by name, got {type(database).__name__}")
     records = {name: _record(name, table) for name, table in tables.items()}
-    if unknown := sorted({title.partition(".")[0] for title in given} - set(tables)):
-        raise ValueError(f"categorical must be of the tables {[*tables]}, got {unknown[0]!r}")
+    if others := sorted({title.partition(".")[0] for title in given} - set(tables)):
+        raise ValueError(f"categorical must be of the tables {[*tables]}, got {others[0]!r}")
     nodes: dict[str, Any] = {}
     names: dict[str, Any] = {}
     values, report = {}, []

@@ -51,7 +51,7 @@ class GINConfig(_WeightedConfig):
 
     learning_rate: float = 0.005
     learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
-    norm: Norm | None = setting(
+    mlp_norm: Norm | None = setting(
         None, "model", "batch_norm: a batch norm inside the perceptron of each layer"
     )
 
