@@ -13,7 +13,8 @@ from flax_layers.allset import (
 )
 from flax_layers.autoencoder import GAE, VGAE
 from flax_layers.compgcn import CompGCN, CompGCNConv
-from flax_layers.graph import GCN, GIN, SAGE, GCNConv, GINConv, SAGEConv, gcn_norm
+from flax_layers.gin import GIN, GINBlock, GINConv
+from flax_layers.graph import GCN, SAGE, GCNConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
     GAT,
     GATConv,
@@ -23,6 +24,7 @@ from flax_layers.graph_attention import (
     TransformerConv,
 )
 from flax_layers.hetero import HeteroConv, HeteroLinear, HeteroModel
+from flax_layers.hetero_stack import HeteroStack, to_hetero
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
 from flax_layers.layerwise import layerwise_inference
@@ -37,10 +39,10 @@ from flax_layers.links import (
     negative_sampling_loss,
     one_vs_all_loss,
 )
+from flax_layers.mlp import MLP, InnerProductDecoder, MLPDecoder
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
 from flax_layers.readout import (
     AttentionReadout,
-    GINBlock,
     GINClassifier,
     GraphClassifier,
     Set2Set,
@@ -50,6 +52,7 @@ from flax_layers.readout import (
 )
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
+from flax_layers.tabular import DatabaseModel, TableEncoder
 from flax_layers.typed import TypedLinear
 from flax_layers.unignn import (
     UniGAT,
@@ -71,6 +74,7 @@ __all__ = [
     "HGNN",
     "HGNNP",
     "HGT",
+    "MLP",
     "RGAT",
     "RGCN",
     "SAGE",
@@ -85,6 +89,7 @@ __all__ = [
     "CompGCNConv",
     "ComplEx",
     "ConvE",
+    "DatabaseModel",
     "DistMult",
     "GATConv",
     "GATv2",
@@ -103,11 +108,14 @@ __all__ = [
     "HeteroConv",
     "HeteroLinear",
     "HeteroModel",
+    "HeteroStack",
     "HypergraphAttention",
     "HypergraphAttentionConv",
+    "InnerProductDecoder",
     "LinearOptions",
     "LinkPredictor",
     "LinkRanking",
+    "MLPDecoder",
     "NodeBatchNorm",
     "PairNorm",
     "RGATConv",
@@ -115,6 +123,7 @@ __all__ = [
     "SAGEConv",
     "Set2Set",
     "Stack",
+    "TableEncoder",
     "TopKReadout",
     "TransformerConv",
     "TypedLinear",
@@ -134,6 +143,7 @@ __all__ = [
     "negative_sampling_loss",
     "one_vs_all_loss",
     "readout",
+    "to_hetero",
     "unigcn_norm",
 ]
 

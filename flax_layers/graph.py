@@ -1,4 +1,4 @@
-"""Graph neural networks in Flax NNX: GCN, GIN and GraphSAGE."""
+"""Graph neural networks in Flax NNX: GCN and GraphSAGE."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ from jax_gnn.extend import (
     as_array,
     check_choice,
     check_instance,
-    check_number,
     row_wise,
     take,
 )
@@ -186,7 +185,7 @@ class GCNConv(GCNOptions, Convolution):
 
         def aggregate(x: Array, **options: Any) -> Array:
             self_scale = 1 if self.add_self_loops else None
-            return _sum_with_self(graph, x, weight, self_scale, out_scale=dst_scale, **options)
+            return sum_with_self(graph, x, weight, self_scale, out_scale=dst_scale, **options)
 
         # Node scales are applied where rows are stored. Edge scales would be read once per edge.
         input_scale = None if is_scaled else src_scale
@@ -198,83 +197,6 @@ class GCNConv(GCNOptions, Convolution):
         y, halo = self._product_with_halo(graph, x, kernel, scale=input_scale)
         last_steps = epilogue(y, bias, activation)
         return aggregate(y, result_scale=result_scale, **halo, **last_steps)
-
-
-class GINOptions(LinearOptions):
-    """Options of `GINConv`, and of `GIN` for its convolutions.
-
-    Attributes:
-        mlp_features: Features inside the MLP; None means `out_features`.
-        eps: Weight of a node's own features beyond 1; the initial value if it is learnable.
-        learn_eps: Whether eps is learnable.
-    """
-
-    mlp_features: int | None = None
-    eps: float = 0.0
-    learn_eps: bool = False
-
-
-class GINConv(GINOptions, Convolution):
-    """Graph isomorphism convolution: ``MLP((1 + eps) X + A X)``.
-
-    Xu et al., "How powerful are graph neural networks?", ICLR 2019, equation 4.1. The MLP has one
-    hidden layer with ReLU. Its first map is linear, hence the aggregation runs on the narrower side
-    of it. The destinations of a bipartite graph are the first of its sources.
-
-    Attributes:
-        kernel: Weights of the MLP's first map, ``(in_features, mlp_features)``.
-        bias: Biases of its first map, ``(mlp_features,)``, or None without biases.
-        output: Second map of the MLP.
-        learned_eps: The learnable eps, ``()``; None if it is fixed.
-
-    Example:
-        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
-        >>> GINConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
-        (3, 8)
-    """
-
-    structure = Graph
-    has_activation = True
-
-    def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_number("eps", self.eps)
-        if self.mlp_features is not None:
-            check_positive(mlp_features=self.mlp_features)
-        check_positive(in_features=self.in_features, out_features=self.out_features)
-        width = self.mlp_features or self.out_features
-        self.kernel = factory.kernel(self.in_features, width)
-        self.bias = factory.bias(width)
-        self.output = factory.linear(width, self.out_features)
-        self.learned_eps = factory.scalar(self.eps) if self.learn_eps else nnx.data(None)
-
-    def __call__(
-        self,
-        graph: Graph,
-        x: ArrayLike,
-        edge_weight: ArrayLike | None = None,
-        *,
-        activation: Activation | None = None,
-    ) -> Array:
-        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
-
-        Args:
-            graph: The graph.
-            x: Features of the sources, ``(num_src, *batch, in_features)``.
-            edge_weight: Weights, ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None
-                means ones.
-            activation: "relu" for a ReLU at the end.
-        """
-        check_activation(activation)
-        x, kernel, bias = self._operands(x, graph)
-        weight = check_edge_weight(graph, edge_weight)
-        # In half types 1 + eps would be rounded; the kernel adds this term in the sum's precision.
-        eps = self.eps if self.learned_eps is None else self.learned_eps[...].astype(float)
-
-        def aggregate(x: Array, **options: Any) -> Array:
-            return _sum_with_self(graph, x, weight, 1 + eps, **options)
-
-        hidden = self._aggregate_narrow(aggregate, x, kernel, bias, "relu", graph=graph)
-        return linear(self.output, hidden, activation)
 
 
 class SAGEOptions(LinearOptions):
@@ -448,20 +370,6 @@ class GCN(GCNOptions, Stack):
         return super()._convolve(number, graph, x, *arguments, **named)
 
 
-class GIN(GINOptions, Stack):
-    """Graph isomorphism network: three `GINConv` by default.
-
-    Its call takes the arguments of `GINConv`'s. Its classifier is the last convolution's MLP.
-
-    Example:
-        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
-        >>> GIN(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
-        (3, 3)
-    """
-
-    convolution = GINConv
-
-
 class SAGE(SAGEOptions, Stack):
     """GraphSAGE: three `SAGEConv` by default.
 
@@ -474,7 +382,7 @@ class SAGE(SAGEOptions, Stack):
     convolution = SAGEConv
 
 
-def _sum_with_self(
+def sum_with_self(
     graph: Graph, x: Array, weight: Array | None, self_scale: ArrayLike | None, **options: Any
 ) -> Array:
     """Sum rows over edges, and add `self_scale` times the destination's own row; None adds none."""

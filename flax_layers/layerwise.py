@@ -15,7 +15,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers._base import Stack, check_features, check_positive, linear
-from flax_layers.graph import GCN, GIN, SAGE, gcn_norm
+from flax_layers.gin import GIN
+from flax_layers.graph import GCN, SAGE, gcn_norm
 from flax_layers.graph_attention import GAT, GATv2, GraphTransformer
 from flax_layers.hetero import HeteroModel
 from flax_layers.relational import RGCN

@@ -19,6 +19,7 @@ from flax_layers._declaration import Layer
 from jax_gnn import Batch, segment_mean
 from jax_gnn.extend import (
     accumulator_dtype,
+    as_array,
     check_finite,
     check_instance,
     feature_wise,
@@ -34,6 +35,14 @@ def check_nodes(batch: GraphBatch, x: ArrayLike, in_features: int) -> Array:
     check_instance("batch", batch, Batch)
     rows = check_features(x, batch.graph_ids.shape[0], in_features)
     return jnp.where(row_wise(batch.node_mask, rows), rows, jnp.zeros((), rows.dtype))
+
+
+def check_mask(name: str, mask: ArrayLike, size: int) -> Array:
+    """Check a mask of rows, ``(size,)`` bool."""
+    array = as_array(name, mask)
+    if array.shape != (size,) or array.dtype != bool:
+        raise ValueError(f"{name} must be ({size},) of bool, got {array.shape} of {array.dtype}")
+    return array
 
 
 def graph_means(batch: GraphBatch, x: Array) -> Array:
@@ -110,29 +119,52 @@ class NodeBatchNorm(_Norm):
         self.momentum = check_finite("momentum", self.momentum)
 
     def __call__(
-        self, batch: GraphBatch, x: ArrayLike, *, use_running_average: bool | None = None
+        self,
+        batch: GraphBatch | ArrayLike | None,
+        x: ArrayLike,
+        *,
+        use_running_average: bool | None = None,
     ) -> Array:
         """Apply the norm.
 
         Args:
-            batch: The graphs.
+            batch: The graphs; or the rows of x that count in the statistics, ``(num_nodes,)`` bool;
+                or None: all count.
             x: Features of nodes, ``(num_nodes, *batch, num_features)``.
             use_running_average: Whether running statistics are used; None means the mode's.
 
         Returns:
             An array of the shape of x; a constant row for padding.
         """
-        x, scale, bias = self._operands(batch, x)
+        mask, *operands = self._masked_operands(batch, x)
+        x, scale, bias = operands
         if self.use_running_average if use_running_average is None else use_running_average:
             dtype = accumulator_dtype(x.dtype)
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
             return _standardize(x, mean, var + self.epsilon, scale, bias)
-        y, mean, var = _batch_norm(x, batch.node_mask, scale, bias, self.epsilon)
+        y, mean, var = _batch_norm(x, mask, scale, bias, self.epsilon)
         # Exponential moving averages, as of `nnx.BatchNorm`.
         for stat, value in ((self.mean, mean), (self.var, var)):
             decayed = self.momentum * stat[...]
             stat[...] = decayed + (1 - self.momentum) * value.astype(decayed.dtype)
         return y
+
+    def _masked_operands(
+        self, batch: GraphBatch | ArrayLike | None, x: ArrayLike
+    ) -> tuple[Array, Array, Array, Array]:
+        """Return the mask of rows that count, and operands as of other norms."""
+        if isinstance(batch, Batch) or not (batch is None or hasattr(batch, "dtype")):
+            operands = self._operands(batch, x)  # type: ignore[arg-type]  # raises for others
+            return batch.node_mask, *operands  # type: ignore[union-attr]
+        rows = as_array("x", x)
+        count = rows.shape[0] if rows.ndim else 0
+        check_features(rows, count, self.num_features)
+        mask = jnp.ones(count, bool)
+        if batch is not None:  # padding is 0, so that sums need no mask
+            mask = check_mask("the mask of rows", batch, count)
+            rows = jnp.where(row_wise(mask, rows), rows, jnp.zeros((), rows.dtype))
+        params = self.scale[...], self.bias[...]
+        return mask, *dtypes.promote_dtype((rows, *params), dtype=self.dtype)
 
 
 def _standardize(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:

@@ -26,15 +26,15 @@ from flax_layers._base import (
     linear_options,
 )
 from flax_layers._declaration import Layer, default_kernel_init
-from flax_layers.graph import GCN, GIN, SAGE
+from flax_layers.gin import GIN, GINBlock
+from flax_layers.graph import GCN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
-from flax_layers.norms import GraphBatch, NodeBatchNorm, check_nodes
-from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum, spmm
+from flax_layers.norms import GraphBatch, check_nodes
+from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum
 from jax_gnn.extend import (
     as_array,
     check_choice,
     check_instance,
-    check_number,
     described,
     row_wise,
     take,
@@ -271,83 +271,6 @@ def jumping_knowledge(layers: Sequence[Array], mode: Literal["concat", "max"] = 
     return functools.reduce(jnp.maximum, promoted)
 
 
-class GINBlock(Layer):
-    """GIN's layer as published: ``MLP((1 + eps) X + A X)`` with batch norms, and ReLU last.
-
-    Xu et al., "How powerful are graph neural networks?", ICLR 2019, section 7. `GINConv` is the
-    same without norms, for single graphs; for norms over one graph use ``batch([graph])``.
-
-    Attributes:
-        in_features: Features per node of the input.
-        out_features: Features per node of the output, and inside the MLP.
-        eps: Weight of a node's own features, less 1; the initial value if it is learnable.
-        learn_eps: Whether eps is learnable.
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys for initialisation (stream "params").
-        first: First linear map of the MLP.
-        second: Second linear map of the MLP.
-        norms: Batch norms after each of the two maps.
-        learned_eps: The learnable eps, ``()``; None if it is fixed.
-
-    Example:
-        >>> graphs = batch([Graph.from_edges([(0, 1)])])
-        >>> GINBlock(4, 8, rngs=nnx.Rngs(0))(graphs, jnp.ones((2, 4))).shape
-        (2, 8)
-    """
-
-    in_features: int = field(kw_only=False)
-    out_features: int = field(kw_only=False)
-    eps: float = 0.0
-    learn_eps: bool = False
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
-    first: nnx.Linear = field(init=False)
-    second: nnx.Linear = field(init=False)
-    norms: nnx.List[NodeBatchNorm] = field(init=False)
-    learned_eps: nnx.Param[Array] | None = field(init=False)
-
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_positive(in_features=self.in_features, out_features=self.out_features)
-        check_number("eps", self.eps)
-        width, dtype = self.out_features, self.param_dtype
-        self.first = nnx.Linear(self.in_features, width, param_dtype=dtype, rngs=rngs)
-        self.second = nnx.Linear(width, width, param_dtype=dtype, rngs=rngs)
-        self.norms = nnx.List(
-            [NodeBatchNorm(width, momentum=0.9, param_dtype=dtype, rngs=rngs) for _ in range(2)]
-        )
-        # Data even if it is None, as for modules that learn it.
-        self.learned_eps = nnx.data(None)
-        if self.learn_eps:
-            self.learned_eps = nnx.Param(jnp.asarray(self.eps, dtype))
-
-    def __call__(
-        self, batch: Batch[Graph], x: ArrayLike, *, use_running_average: bool | None = None
-    ) -> Array:
-        """Apply the layer.
-
-        Args:
-            batch: The graphs.
-            x: Features of nodes, ``(num_nodes, in_features)``.
-            use_running_average: Whether the norms use running statistics; None means the mode's.
-
-        Returns:
-            ``(num_nodes, out_features)``.
-        """
-        x = check_nodes(batch, x, self.in_features)
-        return self._apply(batch, x, use_running_average)
-
-    def _apply(self, batch: Batch[Graph], x: Array, use_running_average: bool | None) -> Array:
-        """Apply the layer to x that is 0, or any finite constant, for padding."""
-        eps: float | Array = self.eps
-        if self.learned_eps is not None:
-            x, eps = dtypes.promote_dtype((x, self.learned_eps[...]))
-        y: Array = spmm(batch.graph, x, self_scale=1 + eps)
-        # The MLP, with a norm and ReLU after both maps.
-        for layer, norm in zip((self.first, self.second), self.norms, strict=True):
-            y = jax.nn.relu(norm(batch, linear(layer, y), use_running_average=use_running_average))
-        return y
-
-
 class _Classifier(Layer):
     """Base of the classifiers of graphs.
 
@@ -530,6 +453,7 @@ class GraphClassifier(_Classifier):
     ) -> Array:
         dropout = dropout_arguments(deterministic, rngs)
         # The stack's last convolution has no activation, so the ReLU is applied here.
-        y = self.stack(batch.graph, x, **dropout)
+        mask = {"node_mask": batch.node_mask} if isinstance(self.stack, GIN) else {}
+        y = self.stack(batch.graph, x, **mask, **dropout)
         y = readout(batch, jax.nn.relu(y), self.graph_reduce)
         return linear(self.output, self.dropout(y, **dropout))

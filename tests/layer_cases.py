@@ -13,6 +13,7 @@ from op_spec import random_like, slope
 
 import flax_layers as layers
 from jax_gnn import Batch, Graph, HeteroGraph, Hypergraph, RelationalGraph
+from jax_gnn.sampling import sample_neighbors
 
 
 def features(width: int, *batch: int, rows: int = 9) -> jax.Array:
@@ -254,6 +255,18 @@ def autoencoder(kind) -> LayerCase:
     return LayerCase(make, call, (X, OF_EDGES), {})
 
 
+BLOCKS = sample_neighbors(HETERO, {"a": [0, 1]}, (2, 2), jax.random.key(0))
+
+
+def database_model(dtype) -> Any:
+    """Return a `DatabaseModel` of the tables "a" and "b"."""
+    options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+    encoder = {"numbers": ((1.0, 2.0),) * WIDTH} | options
+    encoders = {name: layers.TableEncoder(WIDTH, **encoder) for name in BY_TYPE}
+    model = layers.RGCN(WIDTH, WIDTH, 3, num_relations=4, **options)
+    return layers.DatabaseModel(encoders, model, rngs=nnx.Rngs(0))
+
+
 def queries(decoder, subjects, relations) -> Any:
     return decoder(subjects, relations)
 
@@ -268,6 +281,7 @@ LAYERS = {
     "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),
     "GIN": layer_case(layers.GIN, GRAPH, options=EPS),
     "GIN-batch": layer_case(layers.GIN, GRAPH, numbers(SIZE, 2, WIDTH), edge_weight=OF_EDGES),
+    "GIN-norm": layer_case(layers.GIN, GRAPH, options=EPS | {"mlp_norm": "batch_norm"}),
     "SAGE": layer_case(layers.SAGE, GRAPH, options={"l2_normalize": True}),
     "SAGE-max": layer_case(
         layers.SAGE, GRAPH, options={"reduce": "max", "project": True}, edge_weight=OF_EDGES
@@ -364,6 +378,16 @@ LAYERS = {
     "HeteroConv-sum": hetero_case("sum"),
     "HeteroConv-max": hetero_case("max", reduce="sum"),
     "HeteroConv-alone": hetero_case("mean", l2_normalize=True, self_weight=False),
+    "HeteroStack": LayerCase(
+        lambda dtype: layers.to_hetero(
+            layers.GAT(1, WIDTH, 3, heads=2, param_dtype=dtype, rngs=nnx.Rngs(0)),
+            *(HETERO, {"a": WIDTH, "b": WIDTH}),
+            rngs=nnx.Rngs(0),
+        ),
+        lambda layer, x: layer(HETERO, x),
+        (BY_TYPE,),
+        {},
+    ),
     "HeteroModel": LayerCase(of_types, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {}),
     "AttentionReadout": batch_case(layers.AttentionReadout),
     "Set2Set": batch_case(layers.Set2Set, num_steps=2),
@@ -373,6 +397,28 @@ LAYERS = {
     "PairNorm": batch_case(layers.PairNorm, scale=2.0, individually=True),
     "GINClassifier": batch_case(layers.GINClassifier, WIDTH, 3, num_layers=2, learn_eps=True),
     "GraphClassifier": batch_case(layers.GraphClassifier, WIDTH, 3, num_layers=2, layers="GCN"),
+    "MLP": LayerCase(
+        lambda dtype: layers.MLP([WIDTH, WIDTH, 3], param_dtype=dtype, rngs=nnx.Rngs(0)),
+        lambda layer, x: layer(x),
+        (X,),
+        {},
+    ),
+    "TableEncoder": LayerCase(
+        lambda dtype: layers.TableEncoder(
+            3,
+            **{"numbers": ((1.0, 2.0),) * WIDTH, "num_categories": (2,), "num_cycles": 1},
+            **{"param_dtype": dtype, "rngs": nnx.Rngs(0)},
+        ),
+        lambda layer, x, c: layer({"numbers": x, "categories": TRIPLES[1][:6, None], "cycles": c}),
+        (X, numbers(SIZE, 1, 6)),
+        {},
+    ),
+    "DatabaseModel": LayerCase(
+        database_model,
+        lambda model, x: model(BLOCKS, {name: {"numbers": rows} for name, rows in x.items()}),
+        (BY_TYPE,),
+        {},
+    ),
     "TypedLinear": LayerCase(
         lambda dtype: layers.TypedLinear(3, WIDTH, 2 * WIDTH, param_dtype=dtype, rngs=nnx.Rngs(0)),
         lambda layer, x: layer(x, np.array([2, 0, 1, 1, 0, 2])),
@@ -383,6 +429,15 @@ LAYERS = {
     "VGAE": autoencoder(layers.VGAE),
     "DistMult": LayerCase(lambda dtype: layers.DistMult(), queries, (X, X), {}),
     "ComplEx": LayerCase(lambda dtype: layers.ComplEx(), queries, (X, X), {}),
+    "InnerProductDecoder": LayerCase(
+        lambda dtype: layers.InnerProductDecoder(), queries, (X, X), {}
+    ),
+    "MLPDecoder": LayerCase(
+        lambda dtype: layers.MLPDecoder(WIDTH, 3, param_dtype=dtype, rngs=nnx.Rngs(0)),
+        queries,
+        (X, X),
+        {},
+    ),
     "ConvE": LayerCase(
         lambda dtype: layers.ConvE(
             16, height=4, filters=2, kernel_size=3, param_dtype=dtype, rngs=nnx.Rngs(0)

@@ -8,6 +8,7 @@ from flax import nnx
 from layer_cases import double
 from op_spec import strict
 
+import flax_layers
 from flax_layers import (
     RGCN,
     CompGCN,
@@ -307,3 +308,20 @@ def test_encoders_and_decoders_that_are_no_models():
     ):
         with pytest.raises(TypeError, match=message):
             LinkPredictor(6, 2, 4, 4, encoder, decoder, rngs=nnx.Rngs(0))
+
+
+# --- Decoders of pairs ---------------------------------------------------------------------------
+
+
+def test_decoders_are_their_formulas(rng):
+    x, y = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    dots = flax_layers.InnerProductDecoder()(x, y)
+    np.testing.assert_allclose(dots, (x * y).sum(1), rtol=1e-5, atol=1e-6)
+    decoder = flax_layers.MLPDecoder((4, 3), 8, rngs=nnx.Rngs(0))
+    first, second = (layer.kernel[...] for layer in decoder.mlp.layers)
+    want = np.maximum(np.concatenate([x, y[:, :3]], 1) @ first, 0) @ second
+    np.testing.assert_allclose(decoder(x, y[:, :3]), want[:, 0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"src and dst must be of one shape, got \(6, 4\) and"):
+        flax_layers.InnerProductDecoder()(x, y[:3])
+    with pytest.raises(ValueError, match=r"must have in_features = \(4, 3\), got shapes \(6, 4\)"):
+        decoder(x, y)

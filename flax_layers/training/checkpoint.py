@@ -486,6 +486,8 @@ def _as_json(name: str, value: Any) -> object:
         return None if value is None else jnp.dtype(value).name
     if name == "precision":
         return None if value is None else jax.lax.Precision(value).name.lower()
+    if inspect.isfunction(value):  # such as one that makes a part of the model
+        raise _UnknownModuleError
     if isinstance(value, Named):
         return {"by key": [[key, _as_json(name, value[key])] for key in value]}
     return _module_description(value) if isinstance(value, nnx.Module) else value

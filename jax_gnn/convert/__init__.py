@@ -15,6 +15,7 @@ from jax_gnn.convert._hypergraphs import from_dhg, from_hypernetx, to_dhg, to_hy
 from jax_gnn.convert._jraph import from_jraph, to_jraph
 from jax_gnn.convert._networkx import from_networkx, to_networkx
 from jax_gnn.convert._pyg import from_pyg, to_pyg
+from jax_gnn.convert._relbench import from_relbench
 from jax_gnn.convert._sparse import from_bcoo, from_bcsr, from_scipy, to_bcoo, to_bcsr, to_scipy
 from jax_gnn.convert._table import from_table, to_table
 
@@ -28,6 +29,7 @@ __all__ = [
     "from_jraph",
     "from_networkx",
     "from_pyg",
+    "from_relbench",
     "from_scipy",
     "from_table",
     "to_bcoo",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from flax_layers.graph import Aggregation
+from flax_layers.mlp import Norm
 from flax_layers.readout import Readout
 from flax_layers.training.config.nodes import (
     Defaults,
@@ -50,6 +51,9 @@ class GINConfig(_WeightedConfig):
 
     learning_rate: float = 0.005
     learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
+    mlp_norm: Norm | None = setting(
+        None, "model", "batch_norm: a batch norm inside the perceptron of each layer"
+    )
 
 
 class SAGEConfig(_WeightedConfig):

@@ -1,0 +1,306 @@
+"""Graph isomorphism networks in Flax NNX, with perceptrons of their own or of the user."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import InitVar, field
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from flax_layers._base import (
+    Activation,
+    Convolution,
+    DropoutKeys,
+    Stack,
+    Structure,
+    check_activation,
+    check_edge_weight,
+    check_positive,
+    check_sources,
+    dropout_arguments,
+    finished,
+    linear,
+    num_rows,
+    promote,
+)
+from flax_layers._declaration import Layer, LinearOptions, ParameterFactory
+from flax_layers.graph import sum_with_self
+from flax_layers.mlp import Norm, make_norm
+from flax_layers.norms import NodeBatchNorm, check_mask, check_nodes
+from jax_gnn import Batch, Graph
+from jax_gnn.extend import (
+    as_array,
+    check_callable,
+    check_choice,
+    check_instance,
+    check_number,
+    described,
+)
+from jax_gnn.sampling import Blocks
+from jax_gnn.sharding import Part
+
+
+class GINOptions(LinearOptions):
+    """Options of `GINConv`, and of `GIN` for its convolutions.
+
+    Attributes:
+        mlp_features: Features inside the MLP; None means `out_features`.
+        mlp_norm: "batch_norm" after the MLP's first map, over nodes that are no padding, as in
+            PyG's `MLP`; None without.
+        mlp: MLP in place of the built-in one: a module of rows ``(num_dst, *batch, in_features)``,
+            or a function ``mlp(in_features, out_features, rngs)`` that makes one, which a `GIN`
+            calls for each layer. Of `mask`, `deterministic` and `rngs`, the module gets those that
+            its call names, as that of `MLP` does; without `deterministic` its mode is that of
+            `train()` and `eval()`. None builds an MLP.
+        eps: Weight of a node's own features beyond 1; the initial value if it is learnable.
+        learn_eps: Whether eps is learnable.
+    """
+
+    mlp_features: int | None = None
+    mlp_norm: Norm | None = None
+    mlp: Any = None
+    eps: float = 0.0
+    learn_eps: bool = False
+
+
+class GINConv(GINOptions, Convolution):
+    """Graph isomorphism convolution: ``MLP((1 + eps) X + A X)``.
+
+    Xu et al., "How powerful are graph neural networks?", ICLR 2019, equation 4.1. The built-in MLP
+    has one hidden layer with ReLU. Its first map is linear, hence the aggregation runs on the
+    narrower side of it. The destinations of a bipartite graph are the first of its sources.
+
+    Attributes:
+        kernel: Weights of the built-in MLP's first map, ``(in_features, mlp_features)``.
+        bias: Biases of its first map, ``(mlp_features,)``, or None without biases.
+        output: Second map of the built-in MLP.
+        batch_norm: Norm of the built-in MLP; None without.
+        learned_eps: The learnable eps, ``()``; None if it is fixed.
+
+    Example:
+        >>> graph, rngs = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3), nnx.Rngs(0)
+        >>> GINConv(4, 8, mlp_norm="batch_norm", rngs=rngs)(graph, jnp.ones((3, 4))).shape
+        (3, 8)
+        >>> mlp = nnx.Sequential(nnx.Linear(4, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs))
+        >>> GINConv(4, 8, mlp=mlp, rngs=rngs)(graph, jnp.ones((3, 4))).shape
+        (3, 8)
+    """
+
+    structure = Graph
+    has_activation = True
+
+    output: Any = field(init=False)
+    batch_norm: NodeBatchNorm | None = field(init=False)
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_number("eps", self.eps)
+        check_choice("mlp_norm", self.mlp_norm, (None, *get_args(Norm)))
+        if self.mlp_features is not None:
+            check_positive(mlp_features=self.mlp_features)
+        check_positive(in_features=self.in_features, out_features=self.out_features)
+        self.kernel = self.bias = nnx.data(None)  # type: ignore[assignment]  # with an mlp
+        self.output, self.batch_norm = nnx.data(None), nnx.data(None)
+        mlp = self.mlp
+        if mlp is None:
+            width = self.mlp_features or self.out_features
+            self.kernel = factory.kernel(self.in_features, width)
+            self.bias = factory.bias(width)
+            self.output = factory.linear(width, self.out_features)
+            if self.mlp_norm:
+                self.batch_norm = make_norm(width, factory)
+        else:
+            check_callable("mlp", mlp)
+            if self.mlp_features is not None or self.mlp_norm is not None:
+                raise ValueError(
+                    "mlp_features and mlp_norm must be None with an mlp, which has its own, got "
+                    f"{self.mlp_features} and {self.mlp_norm!r}"
+                )
+            if not isinstance(mlp, nnx.Module):
+                mlp = mlp(self.in_features, self.out_features, factory.rngs)
+                check_instance("mlp(in_features, out_features, rngs)", mlp, nnx.Module)
+        self.mlp = nnx.data(mlp)
+        self.learned_eps = factory.scalar(self.eps) if self.learn_eps else nnx.data(None)
+
+    def __call__(
+        self,
+        graph: Graph,
+        x: ArrayLike,
+        edge_weight: ArrayLike | None = None,
+        *,
+        node_mask: ArrayLike | None = None,
+        activation: Activation | None = None,
+        deterministic: bool | None = None,
+        rngs: DropoutKeys = None,
+    ) -> Array:
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
+
+        Args:
+            graph: The graph. A device's part of a larger one has no statistics of its own: batch
+                norms must use running ones.
+            x: Features of the sources, ``(num_src, *batch, in_features)``.
+            edge_weight: Weights, ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None
+                means ones.
+            node_mask: ``(num_src,)`` bool, which nodes are no padding, such as
+                `jax_gnn.Batch.node_mask`: the others do not count in statistics of batch norms.
+                None means all.
+            activation: "relu" for a ReLU at the end.
+            deterministic: Whether norms use running statistics, and nothing is dropped in `mlp`;
+                None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout in `mlp`; None means that of `mlp` itself.
+
+        Raises:
+            ValueError: A shape does not fit, or a batch norm would take statistics of padding, as
+                the call of `mlp` has no `mask`, or of a part.
+        """
+        check_activation(activation)
+        check_instance("graph", graph, Graph)
+        mask = None
+        if node_mask is not None:
+            mask = check_mask("node_mask", node_mask, num_rows(graph))[: graph.num_dst]
+        weight = check_edge_weight(graph, edge_weight)
+        # In half types 1 + eps would be rounded; the kernel adds this term in the sum's precision.
+        eps = self.eps if self.learned_eps is None else self.learned_eps[...].astype(float)
+
+        def aggregate(x: Array, **options: Any) -> Array:
+            return sum_with_self(graph, x, weight, 1 + eps, **options)
+
+        self._check_statistics(graph, mask, deterministic)
+        if self.mlp is not None:
+            rows = as_array("x", check_sources(graph, x, self.in_features))
+            (rows,) = promote((rows,), self.dtype)
+            options = {"mask": mask, **dropout_arguments(deterministic, rngs)}
+            names = inspect.signature(self.mlp).parameters
+            y = self.mlp(aggregate(rows), **{k: v for k, v in options.items() if k in names})
+            return finished(y, None, activation)
+        x, kernel, bias = self._operands(x, graph)
+        first: Activation | None = None if self.batch_norm is not None else "relu"
+        hidden = self._aggregate_narrow(aggregate, x, kernel, bias, first, graph=graph)
+        if self.batch_norm is not None:
+            hidden = self.batch_norm(mask, hidden, use_running_average=deterministic)
+            hidden = jax.nn.relu(hidden)
+        return linear(self.output, hidden, activation)
+
+    def _check_statistics(
+        self, graph: Graph, mask: Array | None, deterministic: bool | None
+    ) -> None:
+        """Raise ValueError where a batch norm would take statistics that are wrong."""
+        takes = {"mask", "deterministic"}
+        if self.mlp is not None:
+            takes &= inspect.signature(self.mlp).parameters.keys()
+        if not isinstance(graph, Part) and (mask is None or "mask" in takes):
+            return
+        for _, module in nnx.iter_modules(self):
+            if isinstance(module, NodeBatchNorm | nnx.BatchNorm):
+                # Modules whose call has no `deterministic` keep their own mode.
+                is_given = deterministic is not None and "deterministic" in takes
+                if not (deterministic if is_given else module.use_running_average):
+                    raise ValueError(
+                        "batch norms must use running statistics, by eval(), where graph is a "
+                        "device's part, or node_mask is given for an mlp whose call has no mask, "
+                        f"got {described(graph)} and {described(self.mlp)}"
+                    )
+
+
+class GIN(GINOptions, Stack):
+    """Graph isomorphism network: three `GINConv` by default.
+
+    Its call takes the arguments of `GINConv`'s. Its classifier is the last convolution's MLP.
+    Padding of blocks does not count in the statistics of norms.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> GIN(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 3)
+    """
+
+    convolution = GINConv
+    dropout_in_convolutions = True
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        if isinstance(self.mlp, nnx.Module):
+            raise TypeError(
+                "mlp must be a function (in_features, out_features, rngs) that makes a module for "
+                f"each layer, got a {type(self.mlp).__name__}, which the layers would share"
+            )
+        super()._make_parameters(factory)
+
+    def _calls(
+        self, graph: Structure | Blocks, arguments: tuple[object, ...], named: dict[str, object]
+    ) -> list[tuple[Any, tuple[object, ...], dict[str, object]]]:
+        if not isinstance(graph, Blocks) or self.mlp_norm is self.mlp is None:
+            return super()._calls(graph, arguments, named)
+        # The sources of a block are the first sources of the block before.
+        mask: Any = named.pop("node_mask", None)
+        mask = graph.node_ids >= 0 if mask is None else mask
+        mask = check_mask("node_mask", mask, len(graph.node_ids))
+        calls = super()._calls(graph, arguments, named)
+        return [
+            (block, values, by_name | {"node_mask": mask[: block.num_src]})
+            for block, values, by_name in calls
+        ]
+
+
+class GINBlock(Layer):
+    """GIN's layer as published: ``MLP((1 + eps) X + A X)`` with batch norms, and ReLU last.
+
+    Xu et al., "How powerful are graph neural networks?", ICLR 2019, section 7. For norms over one
+    graph use ``batch([graph])``.
+
+    Attributes:
+        in_features: Features per node of the input.
+        out_features: Features per node of the output, and inside the MLP.
+        eps: Weight of a node's own features, less 1; the initial value if it is learnable.
+        learn_eps: Whether eps is learnable.
+        param_dtype: Dtype of the parameters.
+        rngs: Source of the keys for initialisation (stream "params").
+        conv: The convolution, with a batch norm inside its MLP.
+        norm: Batch norm after it, which a ReLU follows.
+
+    Example:
+        >>> graphs = batch([Graph.from_edges([(0, 1)])])
+        >>> GINBlock(4, 8, rngs=nnx.Rngs(0))(graphs, jnp.ones((2, 4))).shape
+        (2, 8)
+    """
+
+    in_features: int = field(kw_only=False)
+    out_features: int = field(kw_only=False)
+    eps: float = 0.0
+    learn_eps: bool = False
+    param_dtype: DTypeLike = jnp.float32
+    rngs: InitVar[nnx.Rngs]
+    conv: GINConv = field(init=False)
+    norm: NodeBatchNorm = field(init=False)
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
+        eps: Any = {"eps": self.eps, "learn_eps": self.learn_eps}
+        width = self.out_features
+        self.conv = GINConv(self.in_features, width, mlp_norm="batch_norm", **eps, **options)
+        self.norm = NodeBatchNorm(width, momentum=0.9, **options)
+
+    def __call__(
+        self, batch: Batch[Graph], x: ArrayLike, *, use_running_average: bool | None = None
+    ) -> Array:
+        """Apply the layer.
+
+        Args:
+            batch: The graphs.
+            x: Features of nodes, ``(num_nodes, in_features)``.
+            use_running_average: Whether the norms use running statistics; None means the mode's.
+
+        Returns:
+            ``(num_nodes, out_features)``.
+        """
+        x = check_nodes(batch, x, self.in_features)
+        return self._apply(batch, x, use_running_average)
+
+    def _apply(self, batch: Batch[Graph], x: Array, use_running_average: bool | None) -> Array:
+        """Apply the layer to x that is 0, or any finite constant, for padding."""
+        mask, mode = batch.node_mask, use_running_average
+        y = self.conv(batch.graph, x, node_mask=mask, deterministic=mode)
+        return jax.nn.relu(self.norm(batch, y, use_running_average=mode))
