@@ -151,7 +151,7 @@ def test_csv_of_numbers_that_float32_rounds(tmp_path):
     (tmp_path / "edges.csv").write_text("src,dst,weight\n1,2,9999999999\n")
     with pytest.warns(UserWarning) as warned:
         assert datasets.load_csv(tmp_path).edge_weight[0] == np.float32(1e10)
-    for warning, what in zip(warned, ("'x'", "'weight'", "'target'"), strict=True):
+    for warning, what in zip(warned, ("'target'", "'x'", "'weight'"), strict=True):
         assert f"column {what} has numbers beyond 2**24" in str(warning.message)
 
 

@@ -104,6 +104,8 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     yield ["labels", f"{num_outputs(dataset):,} {kind}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
+    if getattr(dataset, "edge_time", None) is not None:
+        yield ["edge times", "used by --task link, which splits edges by them; not by other tasks"]
     for i, (name, text) in enumerate(dataset.columns):
         yield ["" if i else "columns", f"{name or '(no name)'}: {text}"]
     for notice in dataset.notices:

@@ -22,14 +22,14 @@ LOADERS: tuple[Callable[..., NodeDataset], ...] = (
 def load_any(source: str, **options: Any) -> list[NodeDataset]:
     """Load a source by each loader that can read it; several loaders may read one file.
 
-    Options are those of :func:`load_graph`; with any, it alone reads the source.
+    Options are those of :func:`load_csv`, for tables.
 
     Raises:
         ValueError: No loader can read the source, or it does not exist.
     """
     datasets: list[NodeDataset] = []
     errors = []
-    for load in (load_graph,) if options else LOADERS:
+    for load in LOADERS:
         try:
             datasets.append(load(source, **options))
         except (ImportError, OSError, ValueError) as error:
