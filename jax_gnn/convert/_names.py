@@ -22,8 +22,9 @@ ENDS = (
     ("source", "dest"),
     ("sender", "receiver"),
     ("senders", "receivers"),
-    ("subject", "object"),
+    ("follower", "followee"),
     ("citing", "cited"),
+    ("subject", "object"),
 )
 """Words of the source and the destination of an edge; the first pair is the documented one."""
 _LESS_CLEAR = (*zip("uia1", "vjb2", strict=True), ("start", "end"), ("origin", "destination"))

@@ -129,13 +129,13 @@ def from_table(
     single_type = "", "", HYPEREDGES if hypergraph else ""
     report: list[str] = []
     edge_tables = [
-        _Table.read("edges", key, table, by_type, roles, report)
+        NamedTable.read("edges", key, table, by_type, roles, report)
         for key, table in (edges if by_type else {single_type: edges}).items()
     ]
     nodes_by_type = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
     # Tables of nodes fix the order of names; all others only add edges.
     node_tables = {
-        kind: _Table.read("nodes", kind, table, by_type, {"node": node}, report)
+        kind: NamedTable.read("nodes", kind, table, by_type, {"node": node}, report)
         for kind, table in nodes_by_type.items()
     }
     if fill_missing not in (None, *FILLS):
@@ -146,7 +146,9 @@ def from_table(
         columns = [table.columns.pop(name, None) for table in [*edge_tables, *node_tables.values()]]
         if all(column is None for column in columns):
             raise ValueError(f"ignore must be among the columns of either table, got {name!r}")
-    names = _assign_ids(edge_tables, node_tables, report)
+    names = assign_ids(edge_tables, node_tables)
+    for table in edge_tables:
+        table.drop_unknown(report)
     sizes = {kind: len(kind_names) for kind, kind_names in names.items()}
     ids = [list(table.ids.values()) for table in edge_tables]
     graph: Container
@@ -200,12 +202,12 @@ def from_table(
 
 
 @dataclass
-class _Table:
+class NamedTable:
     """Table with its columns of names apart from all others."""
 
     title: str  # name of the table in errors
     key: Any  # its type of nodes, or (source type, relation, destination type)
-    # Columns of names by their names in errors; `_assign_ids` replaces them by ids.
+    # Columns of names by their names in errors; `assign_ids` replaces them by ids.
     ids: dict[str, Column]
     columns: dict[str, Column]  # all other columns
     place: Callable[[int], str]  # description of the place of a row
@@ -221,7 +223,7 @@ class _Table:
         by_type: bool,
         roles: Mapping[str, str | None],
         report: list[str],
-    ) -> _Table:
+    ) -> NamedTable:
         """Read a table of edges or nodes, whose columns of names are given by role."""
         title = f"{part}[{key!r}]" if by_type else part
         if part == "edges" and (not isinstance(key, tuple) or len(key) != 3):
@@ -254,6 +256,15 @@ class _Table:
         report += taken_as(title, {"id": told["node"]} if "node" in told else told)
         ids = {f"{title}[{name!r}]": columns.pop(name) for name in names}
         return cls(title, key, ids, columns, partial(place_of, table))
+
+    def drop_unknown(self, report: list[str]) -> None:
+        """Drop edges with unknown names."""
+        valid = np.logical_and.reduce([ids >= 0 for ids in self.ids.values()])
+        if not valid.all():
+            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
+            report.append(f"{self.title}: {count} name no node, or nothing: dropped")
+            self.is_kept = valid
+            self.ids = {name: ids[valid] for name, ids in self.ids.items()}
 
     def convert(
         self,
@@ -319,16 +330,16 @@ class _Table:
         return array
 
 
-def _assign_ids(
-    edge_tables: Sequence[_Table], node_tables: Mapping[str, _Table], report: list[str]
+def assign_ids(
+    edge_tables: Sequence[NamedTable], node_tables: Mapping[str, NamedTable]
 ) -> dict[str, np.ndarray]:
-    """Replace names in tables of edges by ids, and drop edges with unknown names.
+    """Replace names in tables of edges by ids, -1 for unknown names.
 
     Returns:
         The names by kind, in the order of the table of nodes, or else ascending.
     """
     # All columns that name one kind are encoded together: nodes first, then edges.
-    columns: dict[str, list[tuple[_Table, str]]] = {
+    columns: dict[str, list[tuple[NamedTable, str]]] = {
         kind: [(table, name) for name in table.ids] for kind, table in node_tables.items()
     }
     for table in edge_tables:
@@ -343,14 +354,6 @@ def _assign_ids(
             sources, codes = sources[1:], [number[code] for code in codes[1:]]
         for (table, name), code in zip(sources, codes, strict=True):
             table.ids[name] = code
-    for table in edge_tables:
-        # An edge is kept if all of its names are known.
-        valid = np.logical_and.reduce([ids >= 0 for ids in table.ids.values()])
-        if not valid.all():
-            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
-            report.append(f"{table.title}: {count} name no node, or nothing: dropped")
-            table.is_kept = valid
-            table.ids = {name: ids[valid] for name, ids in table.ids.items()}
     return names
 
 
@@ -359,7 +362,7 @@ def _as_sequence(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _encode_categories(
-    tables: Sequence[_Table], one_hot: str | Sequence[str], labels: str | Sequence[str]
+    tables: Sequence[NamedTable], one_hot: str | Sequence[str], labels: str | Sequence[str]
 ) -> dict[str, np.ndarray]:
     """Replace the values of columns by their numbers, and return the values by column."""
     categories: dict[str, np.ndarray] = {}

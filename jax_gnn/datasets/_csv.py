@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
 from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in
-from jax_gnn.convert._columns import place_of
-from jax_gnn.convert._names import MEMBERS, encode_names, ends_of_types, node_order
+from jax_gnn.convert._columns import Column, place_of
+from jax_gnn.convert._kinds import as_words
+from jax_gnn.convert._names import MEMBERS, as_integers, encode_names, ends_of_types, node_order
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -27,7 +29,6 @@ from jax_gnn.datasets._table_files import (
     EdgeTable,
     NodeTable,
     TableOptions,
-    check_ends,
     finished,
     number_ends,
 )
@@ -72,7 +73,7 @@ def load_csv(
     path = as_path("path", path)
     nodes_path, edges_path = locate_tables(path, "nodes", "edges")
     # Edges are read first, so that a missing column is reported before any conversion.
-    edges = EdgeTable.read(edges_path, options)
+    edges = EdgeTable.read(edges_path, options, uses=("weight", "time"))
     nodes = NodeTable.read(nodes_path, Memory(nodes_path, edges_path), options, recipe)
     names, ((src, dst),) = number_ends({"": nodes}, [(edges, "", "")])
     with errors_in(nodes_path):
@@ -102,7 +103,7 @@ def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> Hypergr
     """
     settings, path = TableOptions(**options), as_path("path", path)
     nodes_path, edges_path = locate_tables(path, "nodes", "hyperedges")
-    edges = EdgeTable.read(edges_path, settings, MEMBERS, uses=())
+    edges = EdgeTable.read(edges_path, settings, MEMBERS)
     memory = Memory(nodes_path, edges_path)
     counted = edges_path.suffix == ".hgr"
     nodes = NodeTable.read(nodes_path, memory, settings, settings.recipe, counted=counted)
@@ -139,7 +140,7 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     edges = []
     for stem, file in edge_files.items():
         src, dst = _ends_of(folder, stem, [*files])
-        edges.append((EdgeTable.read(file, settings, ends_of_types(src, dst), uses=()), src, dst))
+        edges.append((EdgeTable.read(file, settings, ends_of_types(src, dst)), src, dst))
     nodes = {
         kind: NodeTable.read(
             file,
@@ -200,21 +201,15 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
 
 def _ends_of(folder: Path, stem: str, types: Sequence[str]) -> tuple[str, str]:
     """Return the types that edges of a file join, which its name begins and ends with."""
-    pairs = [
-        (src, dst)
-        for src in types
-        for dst in types
-        if stem.startswith(f"{src}-")
-        and stem[len(src) + 1 :].rpartition(f"-{dst}")[1:] == (f"-{dst}", "")
-    ]
+    ends = ((src, dst) for src in types for dst in types)
+    pairs = [pair for pair in ends if re.fullmatch("-.+-".join(map(re.escape, pair)), stem)]
     if len(pairs) == 1:
         return pairs[0]
-    problem = (
-        f"may join {' or '.join(' and '.join(pair) for pair in pairs)}" if pairs else "joins none"
-    )
+    found = " or ".join("-…-".join(pair) for pair in pairs)
+    problem = f"may be {found}" if pairs else "joins no two types"
     raise ValueError(
-        f"{folder / 'edges' / stem} {problem} of the types {', '.join(types)} of nodes: call it "
-        "SOURCE-RELATION-DESTINATION, as author-writes-paper.csv"
+        f"{folder / 'edges' / stem} {problem}; types of nodes are {', '.join(types)}: call it "
+        "SOURCE-RELATION-DESTINATION.csv, as author-writes-paper.csv"
     )
 
 
@@ -236,37 +231,22 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
     edges = EdgeTable.read(files[1], settings, uses=("graph",))
     nodes = NodeTable.read(files[0], memory, settings, settings.recipe, of_graphs=True)
     graphs = NodeTable.read(files[2], memory, settings, None, kind="graph")
-    place = partial(place_of, files[0])
-    # A node is known by its graph and its id there, where edges have graphs.
-    by_graph = {"graphs": graphs.ids, "graph of nodes": nodes.graph}
-    by_graph |= {} if edges.graph is None else {"graph of edges": edges.graph}
-    graph_ids, graph_codes = encode_names(by_graph)
+    # Nodes belong to graphs as sources of edges do to destinations.
+    number = {f"id of {files[2]}": graphs.ids, f"graph of {files[0]}": nodes.graph}
     with errors_in(files[2]):
-        graph_names, number = node_order(
-            "graphs", graph_ids, graph_codes[0], partial(place_of, files[2])
-        )
-    graph_of = number[graph_codes[1]]
+        names, (order, of_nodes) = encode_names(number)
+        names, row_of = node_order("graphs", names, order, partial(place_of, files[2]))
+    graph_of = row_of[of_nodes]
     if (graph_of < 0).any():
-        row = int(np.argmin(graph_of))
-        raise ValueError(f"{files[0]}: {place(row)} has a graph that is not in {files[2].name}")
-    node_ids, codes = encode_names({"the ids": nodes.ids, **edges.ends})
-    keys = [code.astype(np.int64) for code in codes]
+        where = place_of(files[0], int(np.argmin(graph_of)))
+        raise ValueError(f"{files[0]}: {where} has a graph that is not in {files[2].name}")
     if edges.graph is not None:
-        edge_graphs = number[graph_codes[2]]
-        graph_columns = graph_of, edge_graphs, edge_graphs
-        keys = [
-            np.where((key < 0) | (graph < 0), -1, graph * len(node_ids) + key)
-            for key, graph in zip(keys, graph_columns, strict=True)
-        ]
-    known, numbers = np.unique(np.concatenate([[-1], *keys]), return_inverse=True)
-    rows = np.split(numbers[1:] - 1, np.cumsum([len(key) for key in keys])[:-1])
-    with errors_in(files[0]):
-        row_of = node_order("nodes", node_ids[known[1:] % max(len(node_ids), 1)], rows[0], place)[1]
-    src, dst = row_of[rows[1]], row_of[rows[2]]
-    check_ends(edges, (src, dst), [files[0]])
-    with errors_in(files[1]):
-        if (across := np.flatnonzero(graph_of[src] != graph_of[dst])).size:
-            raise ValueError(f"{place_of(files[1], across[0])} joins nodes of two graphs")
+        nodes.ids = _in_graph(nodes.ids, nodes.graph)
+        edges.ends = {name: _in_graph(ids, edges.graph) for name, ids in edges.ends.items()}
+    _, ((src, dst),) = number_ends({"": nodes}, [(edges, "", "")])
+    if (across := np.flatnonzero(graph_of[src] != graph_of[dst])).size:
+        where = place_of(files[1], across[0])
+        raise ValueError(f"{files[1]}: {where} joins nodes of two graphs")
     # Nodes are numbered graph by graph.
     order = np.argsort(graph_of, kind="stable")
     position = np.argsort(order)
@@ -295,11 +275,18 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
             feature_names=feature_names,
             y=graphs.y,
             label_names=graphs.label_names,
-            graph_names=tuple(map(str, graph_names.tolist())),
-            **graphs.split_fields(graph_names.tolist()),
+            graph_names=tuple(map(str, names.tolist())),
+            **graphs.split_fields(names.tolist()),
         )
     tables = {"": nodes, files[2].name: graphs}
     return finished(dataset, tables, [edges], settings, nodes.features.recipe, notices)
+
+
+def _in_graph(ids: Column, graphs: Column) -> np.ndarray:
+    """Return names of nodes that tell their graphs apart; None if one of both is missing."""
+    pairs = zip(*(as_words(as_integers(column)).tolist() for column in (ids, graphs)), strict=True)
+    names = [None if None in pair else "{} of {}".format(*pair) for pair in pairs]
+    return np.array(names, object)
 
 
 def _node_fields(nodes: NodeTable, names: np.ndarray) -> dict[str, Any]:

@@ -16,25 +16,15 @@ from jax_gnn.datasets._check import (
     check_array,
     check_features,
     check_ids,
+    check_labels,
     check_names,
     check_size,
+    check_times,
 )
 from jax_gnn.datasets._split import Split
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
-
-
-def _check_labels(y: ArrayLike) -> np.ndarray:
-    """Return classes as int32, or numbers to regress on as float32."""
-    if getattr(y, "dtype", np.dtype(int)).kind != "f":
-        return check_ids("y", y, MAX_SIZE, start=-1)
-    values = np.asarray(y, np.float32)
-    if values.ndim not in (1, 2) or np.isinf(values).any():
-        raise ValueError(
-            f"y: expected finite numbers or NaN in 1 or 2 axes, got shape {values.shape}"
-        )
-    return values
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -105,7 +95,7 @@ class NodeDataset:
         if self.x is not None:
             self._set("x", check_features("x", self.x, num_nodes))
         self._check_names("feature_names", self.num_features, "column of x")
-        y = self._set("y", _check_labels(self.y))
+        y = self._set("y", check_labels(self.y))
         # Splits and labels are of nodes, or of graphs in a GraphsDataset.
         count, what = self.num_examples, self.example
         if len(y) != count:
@@ -319,12 +309,8 @@ class GraphDataset(NodeDataset):
             self._set("edge_weight", np.zeros(self.src.size, np.float32))
             np.add.at(self.edge_weight, places, weight)
         for field, count in (("edge_time", places.size), ("node_time", self.num_nodes)):
-            if getattr(self, field) is None:
-                continue
-            time = check_array(field, getattr(self, field), "iu", "integers", 1).astype(np.int64)
-            if len(time) != count:
-                raise ValueError(f"{field}: expected {count} entries, got {len(time)}")
-            self._set(field, time)
+            if (times := getattr(self, field)) is not None:
+                self._set(field, check_times(field, times, count))
         if self.edge_time is not None:
             earliest = np.full(self.src.size, np.iinfo(np.int64).max)
             np.minimum.at(earliest, places, self.edge_time)

@@ -15,26 +15,22 @@ import numpy as np
 from jax_gnn._core.files import Memory, errors_in
 from jax_gnn.convert._columns import Column, encode, floats, numbers, place_of, read_columns
 from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, typo_notice, whole_seconds
-from jax_gnn.convert._names import (
-    ENDS,
-    encode_names,
-    find,
-    find_ends,
-    find_id,
-    find_label,
-    node_order,
-    taken_as,
-)
+from jax_gnn.convert._names import ENDS, find, find_ends, find_id, find_label, taken_as
+from jax_gnn.convert._table import NamedTable, assign_ids
 from jax_gnn.datasets._dataset import NodeDataset
 from jax_gnn.datasets._table_features import TableFeatures
 
 D = TypeVar("D", bound=NodeDataset)
 
-PARTS = {"train": "train_idx", "val": "val_idx", "test": "test_idx"}
-_PART_WORDS = {"valid": "val", "validation": "val", "training": "train"}
+_PARTS = {"train": "train_idx", "val": "val_idx", "test": "test_idx"}
+_PARTS |= {"training": "train_idx", "valid": "val_idx", "validation": "val_idx"}
 # Words of columns by documented name; see `jax_gnn.convert._names`.
-_GRAPH, _TIME = ("graph", "graphid"), ("time", "timestamp", "edgetime", "nodetime")
-_WEIGHT, _SPLIT = ("weight", "edgeweight"), ("split",)
+_WORDS = {
+    "graph": ("graph", "graphid"),
+    "time": ("time", "timestamp", "edgetime", "nodetime"),
+    "weight": ("weight", "edgeweight"),
+    "split": ("split",),
+}
 
 
 @dataclass(frozen=True)
@@ -56,37 +52,20 @@ class TableOptions:
 
 @dataclass
 class NodeTable:
-    """A table with a row for each node, or for each graph.
-
-    Attributes:
-        path: The file.
-        header: Names of all its columns.
-        ids: Names of the rows.
-        features: Features of its columns.
-        y: Labels, -1 or NaN if missing.
-        label: Column of the labels; "" without one.
-        label_names: Names of the classes; None without classes.
-        split: Column that says which rows train, validate and test.
-        graph: Column with the graph of each node, of many graphs.
-        time: Times of nodes; None without any.
-        details: Description of each column, by name.
-        notices: Sentences about columns that were taken for others, and about cells.
-        large: Columns of numbers that float32 rounds.
-    """
+    """A table with a row for each node, or for each graph."""
 
     path: Path
-    header: Collection[str]
-    ids: Column
+    roles: dict[str, str]  # names of columns that are no features, by documented name
+    ids: Column  # names of the rows
     features: TableFeatures
-    y: np.ndarray
-    label: str = ""
+    y: np.ndarray  # labels, -1 or NaN if missing
+    details: dict[str, str]  # description of each column, by name
+    label: str = ""  # column of the labels; "" without any
     label_names: tuple[str, ...] | None = None
     split: Column | None = None
-    graph: Column | None = None
-    time: np.ndarray | None = None
-    details: dict[str, str] = field(default_factory=dict)
+    graph: Column | None = None  # the graph of each node, of many graphs
+    time: np.ndarray | None = None  # times of nodes
     notices: list[str] = field(default_factory=list)
-    large: list[str] = field(default_factory=list)
 
     @classmethod
     def read(
@@ -109,69 +88,63 @@ class NodeTable:
             recipe: `TableFeatures.recipe` of the table of a training.
             kind: Type of the nodes, after which a column of ids may be called; "graph" for graphs,
                 whose other columns are no features.
-            of_graphs: Whether nodes are of many graphs: then a column names the graph, and labels
-                are none of nodes.
-            counted: Whether nodes count from 1 in the order of the rows where there are no ids.
+            of_graphs: Whether nodes are of many graphs: a column names the graph, and nodes have
+                no labels.
+            counted: Whether nodes count from 1 in the order of the rows if there are no ids.
         """
-        place = partial(place_of, path)
-        roles: dict[str, str] = {}
 
-        def names_in(columns: Sequence[str]) -> list[str]:
-            """Find the columns of names, and keep them by role."""
-            kept = [name for name in columns if name == "id" or name not in options.ignore]
-            roles["graph"] = find("", kept, _GRAPH, "graph") if of_graphs else ""
+        def roles_of(columns: Sequence[str]) -> dict[str, str]:
+            others = [name for name in columns if name == "id" or name not in options.ignore]
+            roles: dict[str, str] = {}
+            for role in ("graph",) if of_graphs else ("split", *["time"] * (not kind)):
+                roles[role] = find("", others, _WORDS[role], role)
             if of_graphs and not roles["graph"]:
                 raise ValueError(f"expected the column graph, got {', '.join(columns)}")
-            others = [name for name in kept if name != roles["graph"]]
-            if counted and not any(name in others for name in ("id", "Id", "ID")):
-                roles["id"] = ""
-            else:
+            others = [name for name in others if name not in roles.values()]
+            with contextlib.suppress(ValueError) if counted else contextlib.nullcontext():
                 roles["id"] = find_id("", others, kind)
-            others = [name for name in others if name != roles["id"]]
-            label, documented = ("", "") if of_graphs else find_label(others)
-            roles.update(dict.fromkeys(("label", "target", "y"), ""), **{documented: label})
-            roles["split"] = "" if of_graphs else find("", others, _SPLIT, "split")
-            roles["time"] = find("", others, _TIME, "time") if not kind and not of_graphs else ""
-            return [roles[role] for role in ("id", "graph", "label", "split")]
+            if not of_graphs:
+                name, role = find_label([name for name in others if name != roles.get("id")])
+                roles[role] = name
+            return {role: name for role, name in roles.items() if name}
 
+        def names_in(columns: Sequence[str]) -> list[str]:
+            roles = roles_of(columns)
+            return [roles[role] for role in ("id", "graph", "label", "split") if role in roles]
+
+        place = partial(place_of, path)
         with errors_in(path):
             table = read_columns("nodes", path, names_in)
-            names_in([*table])
-            columns = {
-                name: values
-                for name, values in table.items()
-                if name == roles["id"] or name not in options.ignore
-            }
-            special = {role: columns.pop(name) for role, name in roles.items() if name in columns}
-            rows = len(next(iter(table.values())))
-            if not table or not rows:
+            roles, rows = roles_of([*table]), len(next(iter(table.values())))
+            if not rows:
                 raise ValueError("expected a row for each node, got none")
-            ids = special.get("id", np.arange(1, rows + 1))
-            if "time" in special:
-                columns[roles["time"]] = special["time"]
-            details = {roles["id"]: "names"} if roles["id"] else {}
-            if kind == "graph":
-                details |= dict.fromkeys(columns, "not used: graphs have no features of their own")
-                columns = {}
+            special = {role: table[name] for role, name in roles.items()}
+            used = {name for role, name in roles.items() if role != "time"} | {*options.ignore}
+            columns = {name: values for name, values in table.items() if name not in used}
             features = TableFeatures.read(
-                columns, place, memory, fill=options.fill_missing, text=options.text, recipe=recipe
+                {} if kind == "graph" else columns,
+                place,
+                memory,
+                fill=options.fill_missing,
+                text=options.text,
+                recipe=recipe,
             )
-            ignored = (name for name in options.ignore if name in table)
-            details |= features.details | dict.fromkeys(ignored, "not used: ignored")
-            self = cls(path, table.keys(), ids, features, np.full(rows, -1), details=details)
-            told = {role: roles[role] for role in ("id", "graph", "label", "target", "split")}
-            self.notices += taken_as(path.name, told)
+            _warn_rounded(path, features.large)
+            reason = "graphs have no features of their own" if kind == "graph" else "ignored"
+            details = dict.fromkeys(table, f"not used: {reason}") | features.details
+            uses = {"id": "names", "graph": "the graph of each node"}
+            uses["split"] = "parts for training, validation and test"
+            details |= {name: uses[role] for role, name in roles.items() if role in uses}
+            ids = special.get("id", np.arange(1, rows + 1))
+            self = cls(path, roles, ids, features, np.full(rows, -1), details)
+            self.notices += taken_as(path.name, roles)
             self.graph, self.split = special.get("graph"), special.get("split")
-            if self.graph is not None:
-                details[roles["graph"]] = "the graph of each node"
-            if "time" in special:
-                self._read_time(roles["time"], special["time"], place)
-            for role in ("label", "target", "y"):
-                if role in special:
-                    self._read_labels(role, roles[role], special[role], place)
-            if self.split is not None:
-                details[roles["split"]] = "parts for training, validation and test"
-            self.large += features.large
+            if "time" in roles:
+                with contextlib.suppress(ValueError):  # else the column is a feature alone
+                    self.time, _ = read_times(roles["time"], special["time"], place)
+                    details[roles["time"]] += "; also the time of the node"
+            for role in special.keys() & {"label", "target", "y"}:
+                self._read_labels(role, roles[role], special[role], place)
             if recipe is None and (lacking := int(self.is_unlabelled.sum())) not in (0, rows):
                 what = "graphs" if kind == "graph" else "nodes"
                 self.notices.append(
@@ -190,19 +163,14 @@ class NodeTable:
         self, role: str, name: str, values: Column, place: Callable[[int], str]
     ) -> None:
         """Set labels from their column: classes, or numbers to regress on."""
-        self.label = name
-        if role == "y":
-            array = numbers(values)
-            is_fraction = array is not None and (array != np.floor(array))[~np.isnan(array)].any()
-            role = "target" if is_fraction else "label"
+        array = numbers(values) if role == "y" else None
+        if array is not None and (array % 1)[~np.isnan(array)].any():
+            role = "target"
         if role == "target":
             reading = read_kind(name, values, place, "number")
             notice = typo_notice(reading, values, place)
             self.notices += [f"column {name!r}: {notice}"] * bool(notice)
-            array = numbers(reading.values)
-            self.large += [name] * (array is not None and array.dtype != np.float32)
-            self.y = np.asarray(floats(reading.values))
-            kind = "numbers to regress on"
+            self.y, kind = _rounded(self.path, name, reading.values), "numbers to regress on"
         else:
             classes, (self.y,) = encode({name: blank_markers(values)})
             if not _are_classes(classes.tolist()):
@@ -212,32 +180,102 @@ class NodeTable:
             self.label_names = tuple(map(str, classes.tolist()))
             kind = f"{classes.size:,} classes"
         known = len(self.y) - int(self.is_unlabelled.sum())
+        self.label = name
         self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
-
-    def _read_time(self, name: str, values: Column, place: Callable[[int], str]) -> None:
-        """Set the times of nodes, if all have one."""
-        with contextlib.suppress(ValueError):  # else the column is a feature alone
-            self.time, _ = read_times(name, values, place)
-            self.details[name] = self.details.get(name, "") + "; also the time of the node"
 
     def split_fields(self, names: Sequence[object], first: int = 0) -> dict[str, Any]:
         """Return the rows of each part by field of a dataset, from the number of the first row."""
         if self.split is None:
             return {}
         kinds, (codes,) = encode({"split": blank_markers(self.split)})
-        place = partial(place_of, self.path)
-        is_unlabelled, parts = self.is_unlabelled, {part: np.zeros(0, int) for part in PARTS}
-        for number, kind in enumerate(kinds.tolist()):
-            part = _PART_WORDS.get(str(kind).casefold(), str(kind).casefold())
-            if part not in PARTS:
-                raise ValueError(
-                    f"column 'split': expected {', '.join(PARTS)} or nothing, got {kind!r:.80}"
-                )
-            parts[part] = np.append(parts[part], np.flatnonzero(codes == number))
-            if (rows := np.flatnonzero((codes == number) & is_unlabelled)).size:
-                where = f"{place(rows[0])} (node {names[rows[0]]!r})"
-                raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
-        return {PARTS[part]: np.sort(rows) + first for part, rows in parts.items() if rows.size}
+        fields = [_PARTS.get(str(kind).casefold(), "") for kind in kinds.tolist()]
+        if "" in fields:
+            kind = kinds.tolist()[fields.index("")]
+            raise ValueError(
+                f"column 'split': expected train, val, test or nothing, got {kind!r:.80}"
+            )
+        if (rows := np.flatnonzero((codes >= 0) & self.is_unlabelled)).size:
+            where = f"{place_of(self.path, rows[0])} (node {names[rows[0]]!r})"
+            kind = kinds.tolist()[codes[rows[0]]]
+            raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
+        of_rows = np.array([*fields, ""])[codes]
+        return {field: np.flatnonzero(of_rows == field) + first for field in fields}
+
+
+@dataclass
+class EdgeTable:
+    """A table with a row for each edge, or for each node of a hyperedge."""
+
+    path: Path
+    roles: dict[str, str]  # names of columns that are used, by documented name
+    ends: dict[str, Column]  # columns with the names of both ends, by name
+    details: dict[str, str]  # description of each column, by name
+    notices: list[str]
+    weight: np.ndarray | None = None
+    time: np.ndarray | None = None
+    graph: Column | None = None  # the graph of each edge, of many graphs
+
+    @classmethod
+    def read(
+        cls,
+        path: Path,
+        options: TableOptions,
+        words: Sequence[tuple[str, str]] = ENDS,
+        *,
+        uses: Collection[str] = (),
+    ) -> EdgeTable:
+        """Read a table, whose ends are by one of the pairs of words; `uses` are other columns."""
+
+        def roles_of(columns: Sequence[str]) -> dict[str, str]:
+            ends = find_ends("", columns, words)
+            others = [name for name in columns if name not in (*ends, *options.ignore)]
+            found = {role: find("", others, _WORDS[role], role) for role in uses}
+            return dict(zip(words[0], ends, strict=True)) | {k: v for k, v in found.items() if v}
+
+        def names_in(columns: Sequence[str]) -> list[str]:
+            roles = roles_of(columns)
+            return [roles[role] for role in (*words[0], "graph") if role in roles]
+
+        place = partial(place_of, path)
+        with errors_in(path):
+            table = read_columns("edges", path, names_in, words[0])
+            roles = roles_of([*table])
+            special = {role: table[name] for role, name in roles.items()}
+            ends = {roles[role]: special[role] for role in words[0]}
+            details = dict.fromkeys(table, "not used") | dict.fromkeys(ends, "ids")
+            self = cls(path, roles, ends, details, taken_as(path.name, roles))
+            self.graph = special.get("graph")
+            if self.graph is not None:
+                details[roles["graph"]] = "the graph of each edge"
+            if "weight" in roles:
+                name = roles["weight"]
+                values = read_kind(name, special["weight"], place, "number").values
+                if (rows := np.flatnonzero(~np.isfinite(values))).size:
+                    raise ValueError(
+                        f"column {name!r}: {place(rows[0])} has no finite number; {rows.size} of "
+                        f"{len(values)} rows are such"
+                    )
+                self.weight, details[name] = _rounded(path, name, values), "edge weights"
+            if "time" in roles:
+                self.time, unit = read_times(roles["time"], special["time"], place)
+                details[roles["time"]] = f"edge times: {unit}"
+        return self
+
+
+def _rounded(path: Path, name: str, values: Column) -> np.ndarray:
+    """Return a column of numbers in float32, after a warning if that rounds them."""
+    array = numbers(values)
+    _warn_rounded(path, [name] * (array is not None and array.dtype != np.float32))
+    return np.asarray(floats(values))
+
+
+def _warn_rounded(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        warnings.warn(
+            f"{path}: column {name!r} has numbers beyond 2**24, which float32 rounds: subtract the "
+            "least, or divide",
+            stacklevel=5,
+        )
 
 
 def _are_classes(names: list[str | int]) -> bool:
@@ -249,7 +287,7 @@ def _are_classes(names: list[str | int]) -> bool:
 
 
 def read_times(name: str, values: Column, place: Callable[[int], str]) -> tuple[np.ndarray, str]:
-    """Return times as int64, whole numbers or seconds since 1970 for dates, and a description.
+    """Return times as int64, whole numbers or seconds since 1970 for dates, and their unit.
 
     Raises:
         ValueError: A time is missing, or no whole number.
@@ -259,105 +297,20 @@ def read_times(name: str, values: Column, place: Callable[[int], str]) -> tuple[
     if reading.kind == "time":
         times, unit = whole_seconds(times)
     elif isinstance(values, np.ndarray) and values.dtype.kind in "iu":
-        times = values
+        times = values  # which floats would round
     if times.dtype == object or times.ndim != 1:
         raise ValueError(f"column {name!r}: expected dates or whole numbers, got {reading.kind}")
-    if (bad := np.flatnonzero(~(times.astype(float) % 1 == 0))).size:
+    if (rows := np.flatnonzero(times.astype(float) % 1 != 0)).size:  # NaN included
         raise ValueError(
-            f"column {name!r}: {place(bad[0])} has no time: expected a date or a whole number; "
-            f"{bad.size} of {times.size} rows are such"
+            f"column {name!r}: {place(rows[0])} has no time: expected a date or a whole number; "
+            f"{rows.size} of {times.size} rows are such"
         )
-    if not times.size:
-        return times.astype(np.int64), unit
-    ends = times.min(), times.max()
-    if reading.kind == "time":
-        ends = tuple(
-            np.array([np.nanmin(reading.values), np.nanmax(reading.values)])
-            .astype("M8[us]")
-            .astype("M8[D]")
-        )
-    return times.astype(np.int64), f"{ends[0]} to {ends[1]}: {unit}"
-
-
-@dataclass
-class EdgeTable:
-    """A table with a row for each edge, or for each node of a hyperedge.
-
-    Attributes:
-        path: The file.
-        header: Names of all its columns.
-        ends: Columns with the names of both ends, by name.
-        weight: Weights; None without any.
-        time: Times, int64; None without any.
-        graph: Column with the graph of each edge, of many graphs.
-        details: Description of each column, by name.
-        notices: Sentences about columns that were taken for others.
-        large: Columns of numbers that float32 rounds.
-    """
-
-    path: Path
-    header: Collection[str]
-    ends: dict[str, Column]
-    weight: np.ndarray | None = None
-    time: np.ndarray | None = None
-    graph: Column | None = None
-    details: dict[str, str] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
-    large: list[str] = field(default_factory=list)
-
-    @classmethod
-    def read(
-        cls,
-        path: Path,
-        options: TableOptions,
-        words: Sequence[tuple[str, str]] = ENDS,
-        *,
-        uses: Collection[str] = ("weight", "time"),
-    ) -> EdgeTable:
-        """Read a table, whose ends are by one of the pairs of words; `uses` are other columns."""
-        place = partial(place_of, path)
-        roles: dict[str, str] = {}
-
-        def names_in(columns: Sequence[str]) -> list[str]:
-            """Find the columns of names, and keep them by role."""
-            ends = find_ends("", columns, words)
-            roles.update(zip(words[0], ends, strict=True))
-            others = [name for name in columns if name not in (*ends, *options.ignore)]
-            for role, known in (("weight", _WEIGHT), ("time", _TIME), ("graph", _GRAPH)):
-                roles[role] = find("", others, known, role) if role in uses else ""
-            return [*map(roles.get, (*words[0], "graph"))]  # type: ignore[list-item]
-
-        with errors_in(path):
-            table = read_columns("edges", path, names_in, words[0])
-            names_in([*table])
-            ends = {roles[role]: table[roles[role]] for role in words[0]}
-            self = cls(path, table.keys(), ends, notices=taken_as(path.name, roles))
-            if name := roles["weight"]:
-                weights = read_kind(name, table[name], place, "number")
-                if (rows := np.flatnonzero(~np.isfinite(weights.values))).size:
-                    raise ValueError(
-                        f"column {name!r}: {place(rows[0])} has no finite number; {rows.size} of "
-                        f"{len(weights.values)} rows are such"
-                    )
-                array = numbers(weights.values)
-                self.large += [name] * (array is not None and array.dtype != np.float32)
-                self.weight = floats(weights.values)
-            use = {"weight": "edge weights", "graph": "the graph of each edge"}
-            if name := roles["time"]:
-                self.time, span = read_times(name, table[name], place)
-                use["time"] = f"edge times, {span}"
-            self.graph = table.get(roles["graph"])
-            role_of = {name: role for role, name in roles.items()}
-            self.details = {
-                name: use.get(role_of[name], "ids") if name in role_of else "not used"
-                for name in table
-            }
-        return self
+    return times.astype(np.int64), unit
 
 
 def number_ends(
     nodes: Mapping[str, NodeTable], edges: Sequence[tuple[EdgeTable, str, str]]
-) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+) -> tuple[dict[str, np.ndarray], list[list[np.ndarray]]]:
     """Number the ends of edges.
 
     Args:
@@ -370,52 +323,34 @@ def number_ends(
     Raises:
         ValueError: An edge names no node; the error names its line.
     """
-    columns: dict[str, dict[str, Column]] = {
-        kind: {f"ids of {table.path.name}": table.ids} for kind, table in nodes.items()
-    }
-    places: dict[str, list[tuple[int, int]]] = {}  # of the columns of a type after its ids
-    for i, (edge_table, *kinds) in enumerate(edges):
-        ends = zip(kinds, edge_table.ends.items(), strict=True)
-        for side, (kind, (name, values)) in enumerate(ends):
-            columns.setdefault(kind, {})[f"{name} of {edge_table.path.name}"] = values
-            places.setdefault(kind, []).append((i, side))
-    names: dict[str, np.ndarray] = {}
-    ids = [[np.zeros(0, int)] * 2 for _ in edges]
-    for kind, sources in columns.items():
-        names[kind], codes = encode_names(sources)
-        if kind in nodes:
-            path = nodes[kind].path
-            with errors_in(path):
-                names[kind], row_of = node_order(
-                    "nodes", names[kind], codes[0], partial(place_of, path)
-                )
-            codes = [row_of[code] for code in codes[1:]]
-        for (i, side), code in zip(places.get(kind, ()), codes, strict=True):
-            ids[i][side] = code
-    for (edge_table, *kinds), (src, dst) in zip(edges, ids, strict=True):
-        paths = [nodes[kind].path for kind in kinds if kind in nodes]
-        check_ends(edge_table, (src, dst), paths)
-    return names, [(src, dst) for src, dst in ids]
 
+    def named(table: NodeTable | EdgeTable, key: Any, columns: Mapping[str, Column]) -> NamedTable:
+        ids = {f"{name} of {table.path.name}": values for name, values in columns.items()}
+        return NamedTable(table.path.name, key, ids, {}, partial(place_of, table.path))
 
-def check_ends(table: EdgeTable, ids: tuple[np.ndarray, np.ndarray], nodes: Sequence[Path]) -> None:
-    """Check that both ends of all edges are nodes; an error names the first line where not."""
-    unknown = np.stack(ids) < 0
-    if not unknown.any():
-        return
-    row = int(np.flatnonzero(unknown.any(0))[0])
-    side = int(unknown[:, row].argmax())
-    name, values = [*table.ends.items()][side]
-    value, file = values[row : row + 1].tolist()[0], nodes[min(side, len(nodes) - 1)]
-    value = getattr(value, "as_py", lambda: value)()
-    of = " of its graph" * (table.graph is not None)
-    problem = f"the {name} {value!r:.80}, which is the id of no node{of}"
-    problem = f"no {name}" if value is None else problem
-    count = f"{unknown.any(0).sum()} of {unknown.shape[1]} rows are such"
-    raise ValueError(
-        f"{file}: {place_of(table.path, row)} has {problem}; {count}: add the nodes to "
-        f"{file.name}, or leave the rows out"
-    )
+    node_tables = {kind: named(table, kind, {"ids": table.ids}) for kind, table in nodes.items()}
+    edge_tables = [named(table, (src, "", dst), table.ends) for table, src, dst in edges]
+    with errors_in(next(iter(nodes.values())).path.parent):
+        names = assign_ids(edge_tables, node_tables)
+    pairs = [[*table.ids.values()] for table in edge_tables]
+    for (table, *kinds), ids in zip(edges, pairs, strict=True):
+        unknown = np.stack(ids) < 0
+        if not unknown.any():
+            continue
+        row = int(np.flatnonzero(unknown.any(0))[0])
+        side = int(unknown[:, row].argmax())
+        name, values = [*table.ends.items()][side]
+        value = values[row : row + 1].tolist()[0]
+        value = getattr(value, "as_py", lambda value=value: value)()  # of Arrow
+        problem = f"the {name} {value!r:.80}, which is the id of no node"
+        problem = f"no {name}" if value is None else problem
+        file = nodes[kinds[side] if kinds[side] in nodes else kinds[0]].path
+        raise ValueError(
+            f"{file}: {place_of(table.path, row)} has {problem}; "
+            f"{unknown.any(0).sum()} of {unknown.shape[1]} rows are such: add the nodes to "
+            f"{file.name}, or leave the rows out"
+        )
+    return names, pairs
 
 
 def finished(
@@ -431,35 +366,24 @@ def finished(
     Raises:
         ValueError: A column to ignore is in no table.
     """
-    tables: list[NodeTable | EdgeTable] = [*nodes.values(), *edges]
-    for name in options.ignore:
-        if not any(name in table.header for table in tables):
-            listed = ", ".join(name for table in nodes.values() for name in table.header)
-            raise ValueError(f"ignore: {name!r} is none of the columns {listed}")
-    for table in tables:
-        for name in table.large:
-            warnings.warn(
-                f"{table.path}: column {name!r} has numbers beyond 2**24, which float32 rounds: "
-                "subtract the least, or divide",
-                stacklevel=3,
-            )
-    details: dict[str, str] = {}
-    unused, told = [], [*notices]
-    for title, table in nodes.items():
-        of = f" of {title}" * bool(title)
-        details |= {name + of: text for name, text in table.details.items()}
-        unused += [
-            f"{name or '(no name)'} of {table.path.name} ({why})"
-            for name, why in table.features.unused.items()
-        ]
-        told += [f"{title}: {notice}" if title else notice for notice in table.notices]
-    for edge_table in edges:
-        of = f" of {edge_table.path.name}"
-        details |= {name + of: text for name, text in edge_table.details.items()}
-        unused += [name + of for name, text in edge_table.details.items() if text == "not used"]
-        told += edge_table.notices
-    dataset._set("unused", tuple(unused))
-    dataset._set("notices", tuple(told))
-    dataset._set("table_recipe", recipe)
+    tables: dict[str, NodeTable | EdgeTable] = {**nodes}
+    tables |= {table.path.name: table for table in edges}
+    columns = {name for table in tables.values() for name in table.details}
+    if absent := [name for name in options.ignore if name not in columns]:
+        listed = ", ".join(name for table in nodes.values() for name in table.details)
+        raise ValueError(f"ignore: {absent[0]!r} is none of the columns {listed}")
+    details = {
+        f"{name} of {title}" if title else name: text
+        for title, table in tables.items()
+        for name, text in table.details.items()
+    }
     dataset._set("columns", tuple(details.items()))
+    dataset._set("unused", tuple(name for name in details if details[name].startswith("not used")))
+    told = [
+        f"{title}: {notice}" if title in nodes and title else notice
+        for title, table in tables.items()
+        for notice in table.notices
+    ]
+    dataset._set("notices", (*notices, *told))
+    dataset._set("table_recipe", recipe)
     return dataset
