@@ -18,11 +18,20 @@ from jax_gnn.cli import Commands, add_command, table
 from jax_gnn.datasets import (
     GraphDataset,
     GraphsDataset,
+    HypergraphDataset,
     NodeDataset,
     RelationalDataset,
     known_formats,
     load_any,
 )
+
+# Models of tables whose terms of a node's own features keep them above a regression on these.
+_FIRST: dict[type, str] = {
+    GraphDataset: "sage",
+    HypergraphDataset: "unigcnii",
+    GraphsDataset: "gin --task graph",
+    RelationalDataset: "rgcn",
+}
 
 
 def load_for(recipe: Recipe | LinkRecipe, args: argparse.Namespace) -> NodeDataset:
@@ -130,6 +139,9 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     for name, link_recipe in LINK_RECIPES.items():
         if isinstance(dataset, link_recipe.dataset):
             models.setdefault(_obstacle(link_recipe, dataset), []).append(command_name(name))
+    first = _FIRST[type(dataset)] if dataset.columns else ""
+    if first in models.get("", ()):
+        yield ["start with", f"jax-gnn train {first} --data ..."]
     for obstacle, commands in sorted(models.items()):
         listed = ", ".join(commands)
         yield ["lacking", f"{obstacle} ({listed})"] if obstacle else ["models", listed]
