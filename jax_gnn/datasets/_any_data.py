@@ -61,7 +61,9 @@ def _unknown(source: str, errors: list[str]) -> str:
     problem = errors[0].partition(KNOWN)[0]
     path = Path(source)
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
-    words = {word: name for name in known_formats() for word in name.split() if "." in word}
+    words = {
+        word: name for name in reversed(known_formats()) for word in name.split() if "." in word
+    }
     near = [words[word] for name in names for word in get_close_matches(name, words, 1, 0.5)]
     nearest = f"; nearest is {near[0]}" if near else ""
     return f"{problem}{nearest}; jax-gnn data --help lists what is known"

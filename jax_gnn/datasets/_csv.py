@@ -87,7 +87,10 @@ def load_csv(
             node_time=nodes.time,
             **_node_fields(nodes, names[""]),
         )
-    return finished(dataset, {"": nodes}, [edges], options, nodes.features.recipe)
+    notices = []
+    if all("graph" in table.details for table in (nodes, edges)):
+        notices = ["column 'graph': beside graphs.csv, with a row for each, these are many graphs"]
+    return finished(dataset, {"": nodes}, [edges], options, nodes.features.recipe, notices)
 
 
 def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> HypergraphDataset:

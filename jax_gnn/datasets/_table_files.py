@@ -257,8 +257,11 @@ class EdgeTable:
                     )
                 self.weight, details[name] = _rounded(path, name, values), "edge weights"
             if "time" in roles:
-                self.time, unit = read_times(roles["time"], special["time"], place)
-                details[roles["time"]] = f"edge times: {unit}"
+                try:
+                    self.time, unit = read_times(roles["time"], special["time"], place)
+                    details[roles["time"]] = f"edge times, {unit}"
+                except ValueError as error:  # such as of durations
+                    self.notices.append(f"{path.name}: {error}; times are not used")
         return self
 
 
