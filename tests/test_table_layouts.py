@@ -116,7 +116,7 @@ def test_types(tmp_path):
         data.x_by_type["paper"], [[2000, 1, 0], [2002, 0, 1], [2004, 1, 0]]
     )
     assert data.x_by_type["the_author"].tolist() == [[3], [5]] and "lab-1" not in data.x_by_type
-    assert "paper: paper.csv: took the column 'Paper_ID' for id, 'Class' for label" in data.notices
+    assert "paper.csv: took the column 'Paper_ID' for id, 'Class' for label" in data.notices
     assert dict(data.columns)["year of paper"].endswith("1 of 3 missing, filled with 2002")
     # Later tables get the features of the training, by type.
     later = {**TYPES, "nodes/paper.csv": "id,kind,year\nq,z,\np1,y,2010\np2,x,1\np3,x,1\n"}

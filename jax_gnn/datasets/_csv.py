@@ -234,12 +234,11 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
     edges = EdgeTable.read(files[1], settings, uses=("graph",))
     nodes = NodeTable.read(files[0], memory, settings, settings.recipe, of_graphs=True)
     graphs = NodeTable.read(files[2], memory, settings, None, kind="graph")
-    # Nodes belong to graphs as sources of edges do to destinations.
-    number = {f"id of {files[2]}": graphs.ids, f"graph of {files[0]}": nodes.graph}
+    columns = {f"id of {files[2].name}": graphs.ids, f"graph of {files[0].name}": nodes.graph}
     with errors_in(files[2]):
-        names, (order, of_nodes) = encode_names(number)
-        names, row_of = node_order("graphs", names, order, partial(place_of, files[2]))
-    graph_of = row_of[of_nodes]
+        names, (graph_codes, node_codes) = encode_names(columns)
+        names, row_of = node_order("graphs", names, graph_codes, partial(place_of, files[2]))
+    graph_of = row_of[node_codes]
     if (graph_of < 0).any():
         where = place_of(files[0], int(np.argmin(graph_of)))
         raise ValueError(f"{files[0]}: {where} has a graph that is not in {files[2].name}")
@@ -256,16 +255,17 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
     src, dst = position[src], position[dst]
     notices = []
     share = reversed_share(src, dst, len(order))
-    if share < MIN_REVERSED_SHARE:
+    # Tables to predict on get reverses if those of the training did.
+    plan: dict[str, Any] = json.loads(settings.recipe or "{}")
+    if adds_reverses := plan.get("adds_reverses", share < MIN_REVERSED_SHARE):
         notices = [f"{share:.1%} of the edges have their reverse: the others are added"]
         src, dst = np.unique(np.stack([[src, dst], [dst, src]], 1).reshape(2, -1), axis=1)
     x, feature_names = nodes.features.x, nodes.features.feature_names
     with errors_in(files[0]):
         if x is None:
-            columns = one_hot_columns(
-                "degree", np.bincount(dst, minlength=len(order))[:, None], memory
-            )
-            x, feature_names = np.stack([*columns.values()], 1), tuple(columns)
+            degrees = np.bincount(dst, minlength=len(order))
+            one_hot = one_hot_columns("degree", degrees[:, None], memory)
+            x, feature_names = np.stack([*one_hot.values()], 1), tuple(one_hot)
         else:
             x = x[order]
         dataset = GraphsDataset(
@@ -282,7 +282,8 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
             **graphs.split_fields(names.tolist()),
         )
     tables = {"": nodes, files[2].name: graphs}
-    return finished(dataset, tables, [edges], settings, nodes.features.recipe, notices)
+    recipe = json.dumps({**json.loads(nodes.features.recipe), "adds_reverses": bool(adds_reverses)})
+    return finished(dataset, tables, [edges], settings, recipe, notices)
 
 
 def _in_graph(ids: Column, graphs: Column) -> np.ndarray:

@@ -383,7 +383,7 @@ def finished(
     dataset._set("columns", tuple(details.items()))
     dataset._set("unused", tuple(name for name in details if details[name].startswith("not used")))
     told = [
-        f"{title}: {notice}" if title in nodes and title else notice
+        notice if notice.startswith(table.path.name) else f"{title}: {notice}".removeprefix(": ")
         for title, table in tables.items()
         for notice in table.notices
     ]
