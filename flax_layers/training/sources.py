@@ -44,8 +44,11 @@ def load_for(recipe: Recipe | LinkRecipe, args: argparse.Namespace) -> NodeDatas
         # If the source can be read as another kind of data, the error names what takes it.
         try:
             kind = type(load_any(source)[0])
-        except ValueError:
-            raise error from None
+        except ValueError as problem:
+            # A damaged file of another kind of data says more than that this kind is unknown.
+            unknown = "is of no known format"
+            says_more = unknown in str(error) and unknown not in str(problem)
+            raise (problem if says_more else error) from None
         if kind is recipe.dataset:
             raise
         model, _, task = recipe.config.model.partition("-")
