@@ -833,7 +833,7 @@ def test_classes_with_names_of_columns(tmp_path, suffix):
     config = types.SimpleNamespace(target_scaling=None)
     trained = types.SimpleNamespace(label_names=names, config=config)
     sizes = {"num_examples": 2, "example": "node"}
-    dataset = types.SimpleNamespace(node_names=None, y_multilabel=True, **sizes)
+    dataset = types.SimpleNamespace(node_names=None, predicted=None, y_multilabel=True, **sizes)
     logits = jnp.array([[0.0, 1, 2], [3, 4, 5]])
     path = tmp_path / f"table.{suffix}"
     predict.write_predictions(path, trained, dataset, logits)

@@ -151,7 +151,7 @@ def test_csv_of_numbers_that_float32_rounds(tmp_path):
     (tmp_path / "edges.csv").write_text("src,dst,weight\n1,2,9999999999\n")
     with pytest.warns(UserWarning) as warned:
         assert datasets.load_csv(tmp_path).edge_weight[0] == np.float32(1e10)
-    for warning, what in zip(warned, ("'x'", "'weight'", "'target'"), strict=True):
+    for warning, what in zip(warned, ("'weight'", "'x'", "'target'"), strict=True):
         assert f"column {what} has numbers beyond 2**24" in str(warning.message)
 
 
@@ -170,7 +170,7 @@ def test_csv_of_text(tmp_path):
     [
         # Columns and ids that are missing or repeated.
         ("a\n1\n", "src,dst\n", "nodes.csv: expected the column id, got a"),
-        ("id\n1\n1\n", "src,dst\n", "nodes.csv: nodes must name each node once, got 1 2 times"),
+        ("id\n1\n1\n", "src,dst\n", "nodes.csv must name each node once, got 1 2 times"),
         (
             "id\nann\n",
             "src,dst\n\nann,ann\nann,bob\neve,bob\n",

@@ -163,11 +163,15 @@ def test_packages_of_one_floor_import_public_names_alone():
     # The command has subcommands of packages, and loaders read tables of any kind.
     assert private == {
         ("jax_gnn.cli", "jax_gnn.sharding._command"),
-        ("jax_gnn.datasets._csv", "jax_gnn.convert._columns"),
-        ("jax_gnn.datasets._csv", "jax_gnn.convert._kinds"),
         ("jax_gnn.datasets._edge_files", "jax_gnn.convert._columns"),
-        ("jax_gnn.datasets._table_features", "jax_gnn.convert._columns"),
-        ("jax_gnn.datasets._table_features", "jax_gnn.convert._kinds"),
+    } | {
+        (f"jax_gnn.datasets.{module}", f"jax_gnn.convert.{name}")
+        for module, names in {
+            "_csv": ("_columns", "_kinds", "_names"),
+            "_table_features": ("_columns", "_kinds"),
+            "_table_files": ("_columns", "_kinds", "_names", "_table"),
+        }.items()
+        for name in names
     }
 
 

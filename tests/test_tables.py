@@ -8,10 +8,11 @@ import gzip
 import math
 import re
 
+import jax
 import numpy as np
 import pytest
 
-from jax_gnn import cli, convert
+from jax_gnn import Graph, cli, convert, load
 from jax_gnn.convert._data import objects
 from jax_gnn.convert._kinds import read_kind
 from jax_gnn.datasets import load_any, load_csv, load_graph, load_hypergraph
@@ -250,6 +251,19 @@ def test_one_command(tmp_path, capsys):
     with (tmp_path / "p.csv").open() as file:
         rows = [*csv.DictReader(file)]
     assert [row["node"] for row in rows] == ["c0", "c1"] and rows[1]["label"] == "b"
+    # The features by hand: the mean age of the training, no city, days since the first one.
+    with (tmp_path / "nodes.csv").open() as file:
+        ages = [row["age"] for row in csv.DictReader(file)]
+    mean = np.mean([float(age) for age in ages if age[:1].isdigit() and "O" not in age])
+    values = {"age": [mean, 60], "income": 5, "city=Oslo": [0, 1]}
+    values |= {"visits=3+": [1, 0], "visits=1": [0, 1]}
+    trained = load(out)
+    x = np.zeros((2, len(trained.numbering.features)), np.float32)
+    for name, column in values.items():
+        x[:, trained.numbering.features.index(name)] = column
+    graph = Graph.from_edges([0], [1], num_nodes=2).symmetrized()
+    probability = jax.nn.softmax(trained(graph, x), axis=1).max(axis=1)
+    np.testing.assert_allclose([float(r["probability"]) for r in rows], probability, rtol=1e-4)
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])

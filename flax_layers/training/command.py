@@ -16,7 +16,7 @@ from flax_layers.training.run_links import run_links
 from flax_layers.training.run_nodes import run_train
 from flax_layers.training.sources import add_table_options
 from jax_gnn.cli import Commands, Parser, add_command
-from jax_gnn.datasets import GraphDataset, GraphsDataset, HypergraphDataset, RelationalDataset
+from jax_gnn.datasets import GraphsDataset, HypergraphDataset, RelationalDataset
 
 if TYPE_CHECKING:
     _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -166,8 +166,7 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
     edges = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
     _add_data(groups["data"], files, edges if built_in else None)
-    if recipe.dataset is GraphDataset:
-        add_table_options(groups["data"])
+    add_table_options(groups["data"])
     if "auto" in settings(recipe.config)["feature_normalization"].choices:
         groups["data"].add_argument(
             "--standardize",
@@ -208,5 +207,5 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
         _add_data(groups["data"], files, None)
     else:
         _add_data(groups["data"], "an .npz file or a folder in a raw format", "edges")
-        add_table_options(groups["data"])
+    add_table_options(groups["data"])
     add_settings(recipe.config, groups)

@@ -71,7 +71,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     labelled = np.count_nonzero(dataset.has_label())
     minimum = max(_MIN_LABELLED, folds)
     if published is None and labelled < minimum:
-        place = "the column 'label' or 'target' of nodes.csv" if dataset.columns else "y"
+        tables = {"graph": "graphs.csv"}.get(dataset.example, "the table of nodes")
+        place = f"the column 'label' or 'target' of {tables}" if dataset.columns else "y"
         raise data_error(
             dataset,
             f"has {labelled} labelled {dataset.example}s; splits need at least "
@@ -491,7 +492,7 @@ def _with_columns(dataset: NodeDataset, names: tuple[str, ...]) -> dict[str, Any
 
 
 # Fields that have a row for each node, and fields that hold numbers of nodes.
-_NODE_ROWS = "x", "y", "y_multilabel", "node_type"
+_NODE_ROWS = "x", "y", "y_multilabel", "node_type", "node_time"
 _NODE_IDS = "src", "dst", "node_idx", "train_idx", "val_idx", "test_idx", "train_splits"
 
 
@@ -538,8 +539,8 @@ def fingerprint(dataset: NodeDataset) -> Fingerprint:
         structure = (*structure, "sizes")
     if isinstance(dataset, RelationalDataset):
         structure = (*structure, "rel", "num_relations", "node_type", *_EDGE_SPLIT)
-    if getattr(dataset, "edge_weight", None) is not None:
-        structure = (*structure, "edge_weight")
+    fields = "edge_weight", "edge_time"
+    structure += tuple(name for name in fields if getattr(dataset, name, None) is not None)
     return Fingerprint(
         dataset.name,
         dataset.num_nodes,

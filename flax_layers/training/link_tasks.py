@@ -95,6 +95,13 @@ def has_edge_split(dataset: NodeDataset) -> bool:
     return any(getattr(dataset, f"{part}_edges", None) is not None for part in PARTS)
 
 
+def splits_by_time(dataset: NodeDataset, config: LinkConfig) -> bool:
+    """Return whether edges are split by their times, and not at random."""
+    choice = getattr(config, "edge_split", "random")
+    has_time = getattr(dataset, "edge_time", None) is not None
+    return bool(choice == "time" or (choice == "auto" and has_time))
+
+
 def link_graph(dataset: RelationalDataset) -> RelationalGraph:
     """Return the graph of the training edges and their inverses."""
     edges = dataset.train_edges
@@ -335,9 +342,17 @@ class EdgeTask:
         self.config = config = settled(dataset, settled_direction(dataset, config))
         self.graph = graph_of(dataset, config)
         self.x = np.asarray(node_features(dataset, config))
-        valid, test = config.valid_share, config.test_share
+        valid, test, edge_time = config.valid_share, config.test_share, None
+        if splits_by_time(dataset, config):
+            if dataset.edge_time is None:
+                raise data_error(dataset, "has no times of edges to split them by")
+            # Ranks have 32 bits, as arrays of JAX.
+            ranks = np.unique(dataset.edge_time, return_inverse=True)[1].astype(np.int32)
+            edge_time = np.asarray(self.graph.edge_values(ranks))
         try:
-            self.split = split_edges(self.graph, valid=valid, test=test, seed=config.seed)
+            self.split = split_edges(
+                self.graph, valid=valid, test=test, seed=config.seed, edge_time=edge_time
+            )
         except ValueError as error:
             raise data_error(dataset, f"cannot be split: {error}") from error
 

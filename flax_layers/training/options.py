@@ -107,7 +107,8 @@ def add_settings(config: type[Config], groups: Groups) -> None:
         defaults = {"": getattr(default, name)}
         for kind, changes in getattr(config, "published", {}).items():
             if name in changes:
-                defaults[f" on {kind.capitalize()}'s files"] = changes[name]
+                of_format = kind if kind == "tables" else f"{kind.capitalize()}'s files"
+                defaults[f" on {of_format}"] = changes[name]
         _add_setting(groups[setting.group], name, setting, defaults)
     groups["execution"].add_argument(
         "--output",

@@ -133,9 +133,10 @@ def write_predictions(
     key = dataset.example
     while key in columns:  # a class has this name
         key += " id"
-    named = nodes is not None and dataset.example == "node"
-    ids = np.array(nodes) if named else np.arange(dataset.num_examples)
-    _write_table(path, {key: ids} | columns)
+    nodes = nodes if dataset.example == "node" else getattr(dataset, "graph_names", None)
+    ids = np.arange(dataset.num_examples) if nodes is None else np.array(nodes)
+    rows = slice(None) if dataset.predicted is None else dataset.predicted
+    _write_table(path, {name: column[rows] for name, column in ({key: ids} | columns).items()})
 
 
 def _write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:

@@ -13,7 +13,13 @@ from flax_layers.training.baselines import link_baselines, verdict
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.direction import settled_direction
 from flax_layers.training.link_models import LinkRecipe
-from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
+from flax_layers.training.link_tasks import (
+    EdgeTask,
+    FactTask,
+    has_edge_split,
+    link_task,
+    splits_by_time,
+)
 from flax_layers.training.links import LinkResult, train_links
 from flax_layers.training.models import command_name
 from flax_layers.training.plot import plot_link_curves
@@ -31,7 +37,8 @@ def _print_split(
     if not has_edge_split(dataset):
         sizes = "{:,} to train, {:,} to validate, {:,} to test".format(*task.part_sizes)
         shares = f"--valid {config.valid_share} --test {config.test_share} --seed {config.seed}"
-        print(f"jax-gnn: edges are split at random: {sizes} ({shares})", file=sys.stderr)
+        how = "by time" if splits_by_time(dataset, config) else "at random"
+        print(f"jax-gnn: edges are split {how}: {sizes} ({shares})", file=sys.stderr)
     elif any(getattr(config, share) != getattr(recipe.config(), share) for share in SHARES):
         note = "the data have a split of their edges: --valid and --test do not count"
         print(f"jax-gnn: {note}", file=sys.stderr)

@@ -146,6 +146,9 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig
     if weighted and not getattr(config, "edge_weight", False):
         advice = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({advice})", file=sys.stderr)
+    if getattr(dataset, "edge_time", None) is not None:
+        advice = "nodes see edges of all times; --task link splits by them"
+        print(f"jax-gnn: times of edges are not used ({advice})", file=sys.stderr)
     options.print_data_notes(dataset, config, settled)
 
 

@@ -18,11 +18,20 @@ from jax_gnn.cli import Commands, add_command, table
 from jax_gnn.datasets import (
     GraphDataset,
     GraphsDataset,
+    HypergraphDataset,
     NodeDataset,
     RelationalDataset,
     known_formats,
     load_any,
 )
+
+# Models of tables whose terms of a node's own features keep them above a regression on these.
+_FIRST: dict[type, str] = {
+    GraphDataset: "sage",
+    HypergraphDataset: "unigcnii",
+    GraphsDataset: "gin --task graph",
+    RelationalDataset: "rgcn",
+}
 
 
 def load_for(recipe: Recipe | LinkRecipe, args: argparse.Namespace) -> NodeDataset:
@@ -35,8 +44,11 @@ def load_for(recipe: Recipe | LinkRecipe, args: argparse.Namespace) -> NodeDatas
         # If the source can be read as another kind of data, the error names what takes it.
         try:
             kind = type(load_any(source)[0])
-        except ValueError:
-            raise error from None
+        except ValueError as problem:
+            # A damaged file of another kind of data says more than that this kind is unknown.
+            unknown = "is of no known format"
+            says_more = unknown in str(error) and unknown not in str(problem)
+            raise (problem if says_more else error) from None
         if kind is recipe.dataset:
             raise
         model, _, task = recipe.config.model.partition("-")
@@ -104,6 +116,8 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     yield ["labels", f"{num_outputs(dataset):,} {kind}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
+    if getattr(dataset, "edge_time", None) is not None:
+        yield ["edge times", "used by --task link, which splits edges by them; not by other tasks"]
     for i, (name, text) in enumerate(dataset.columns):
         yield ["" if i else "columns", f"{name or '(no name)'}: {text}"]
     for notice in dataset.notices:
@@ -128,6 +142,9 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     for name, link_recipe in LINK_RECIPES.items():
         if isinstance(dataset, link_recipe.dataset):
             models.setdefault(_obstacle(link_recipe, dataset), []).append(command_name(name))
+    first = _FIRST[type(dataset)] if dataset.columns else ""
+    if first in models.get("", ()):
+        yield ["start with", f"jax-gnn train {first} --data ..."]
     for obstacle, commands in sorted(models.items()):
         listed = ", ".join(commands)
         yield ["lacking", f"{obstacle} ({listed})"] if obstacle else ["models", listed]

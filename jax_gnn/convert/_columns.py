@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,11 +32,15 @@ Table: TypeAlias = Any
 """A path, a mapping of columns, a data frame, or an Arrow stream."""
 Column: TypeAlias = Any
 """An array of numpy, or a chunked array of Arrow."""
+Names: TypeAlias = "Sequence[str] | Callable[[Sequence[str]], Sequence[str]]"
+"""Columns that hold names, or a function that finds them among all columns."""
 Value: TypeAlias = Any
 """A value of Python: text, a number, or a sign of a missing value."""
 
 
-def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Column]:
+def read_columns(
+    name: str, table: Table, names: Names, first: Sequence[str] = ("src", "dst")
+) -> dict[str, Column]:
     """Read the columns of a table by name, and check that they have one length.
 
     Args:
@@ -45,8 +49,9 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
             (``.mtx``) or hMETIS (``.hgr``); a mapping of columns; any object with the Arrow C
             stream interface; or a data frame, whose index is a column only if ``names`` has its
             name.
-        names: columns that hold names, such as "007" in a CSV file. Also the names of the first
-            columns of a list of edges.
+        names: columns that hold names, such as "007" in a CSV file, or a function that finds them
+            among all columns.
+        first: names of the first columns of a list of edges.
     """
     if isinstance(table, str | os.PathLike):
         path = Path(table)
@@ -55,7 +60,7 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
         elif _suffix(path) in (".mtx", ".hgr"):
             read = _read_matrix if _suffix(path) == ".mtx" else _read_hmetis
             try:
-                return read(path, names)
+                return read(path, first)
             except FileNotFoundError:
                 raise
             except (OSError, EOFError, zlib.error) as error:
@@ -63,14 +68,15 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
         elif is_binary(path):
             table = package("pyarrow.feather", "pyarrow").read_table(path)
         else:
-            return _read_text(path, names)
+            return _read_text(path, names, first)
     elif type(table).__name__ == "LazyFrame":
         table = table.collect()
     if isinstance(table, Mapping):
         columns = {str(key): _as_column(values) for key, values in table.items()}
     elif hasattr(table, "__arrow_c_stream__") and (arrow := _arrow(table)) is not None:
         index = (arrow.schema.pandas_metadata or {}).get("index_columns", ())  # names, or ranges
-        unused = [key for key in index if key in arrow.column_names and key not in names]
+        is_name = _resolved(names, arrow.column_names) if index else ()
+        unused = [key for key in index if key in arrow.column_names and key not in is_name]
         arrow = arrow.drop_columns(unused)
         _check_header(name, arrow.column_names)
         columns = dict(zip(arrow.column_names, map(_simple, arrow.columns), strict=True))
@@ -86,6 +92,10 @@ def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Col
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{name} must have columns of one length, got {lengths}")
     return columns
+
+
+def _resolved(names: Names, columns: Sequence[str]) -> Sequence[str]:
+    return names(columns) if callable(names) else names
 
 
 def _arrow(table: Table) -> Any:
@@ -115,22 +125,23 @@ def _check_header(name: str, header: Sequence[object]) -> None:
 # --- Text ----------------------------------------------------------------------------------------
 
 
-def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
+def _read_text(path: Path, names: Names, first: Sequence[str]) -> dict[str, Any]:
     """Read a CSV file, or a list of edges, which begins with a comment of SNAP's."""
     suffix = _suffix(path)
     with opened(path, "utf-8-sig") as file:
         try:
-            first = file.readline()
-            lines = chain([first] if first else [], file)
-            if first.startswith("#") and suffix not in (".csv", ".tsv"):
-                columns = _read_list(path, lines, names)
+            start = file.readline()
+            lines = chain([start] if start else [], file)
+            if start.startswith("#") and suffix not in (".csv", ".tsv"):
+                columns = _read_list(path, lines, first)
             else:
                 columns = _read_csv(path, lines, "excel-tab" if suffix == ".tsv" else "excel")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}:{_not_utf8(path)}; save the file as UTF-8") from error
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} must be a whole file, got a damaged one: {error}") from error
-    return {key: typed(cells, key in names) for key, cells in columns.items()}
+    is_name = _resolved(names, [*columns])
+    return {key: typed(cells, key in is_name) for key, cells in columns.items()}
 
 
 def _suffix(path: Path) -> str:
@@ -190,6 +201,8 @@ def place_of(table: Table, row: int) -> str:
     """Return the place of a row: the file and its line if the table is a file of text."""
     if not isinstance(table, str | os.PathLike) or is_binary(path := Path(table)):
         return f"row {row + 1}"
+    if _suffix(path) in (".mtx", ".hgr"):
+        return f"entry {row + 1} of {path.name}"
     with opened(path, "utf-8-sig") as file:
         if _suffix(path) in (".csv", ".tsv"):  # a row may take several lines
             lines = csv.reader(file, "excel-tab" if _suffix(path) == ".tsv" else "excel")

@@ -106,7 +106,7 @@ def read_kind(
         is_index = kind is None and _is_index(name, array)
         return Reading("index" if is_index else "number", array)
     arrow = not isinstance(values, np.ndarray)  # numbers its values faster than Python does
-    names, (codes,) = encode({name: values if arrow else _words(values)})
+    names, (codes,) = encode({name: values if arrow else as_words(values)})
     words = [str(word).strip() for word in names.tolist()]
     if kind not in ("category", "text", "index"):
         parsed = _parsed(name, words, codes, place, kind)
@@ -126,7 +126,7 @@ def typo_notice(reading: Reading, values: Column, place: Callable[[int], str]) -
     """Describe the typos of a column and where they are; "" without any."""
     if not reading.typos:
         return ""
-    cells = _words(values)
+    cells = as_words(values)
     what = "number" if reading.kind == "number" else "time"
     listed = _listed_typos(cells, reading.typos, place)
     more = f" and {len(reading.typos) - 3} more" if len(reading.typos) > 3 else ""
@@ -137,12 +137,12 @@ def blank_markers(values: Column) -> np.ndarray:
     """Return a column of labels or parts with None for words that stand for missing ones."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values
-    words = _words(values).tolist()
+    words = as_words(values).tolist()
     cells = ["" if word is None or word.casefold() in LABEL_MARKERS else word for word in words]
     return typed(cells, True)  # the numbers among them are integers
 
 
-def _words(values: Column) -> np.ndarray:
+def as_words(values: Column) -> np.ndarray:
     """Return the cells of a column as text without blanks around it, None if missing."""
     cells = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
     words = (None if is_missing(cell) else str(_plain(cell)).strip() for cell in cells)

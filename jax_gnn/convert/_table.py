@@ -23,6 +23,15 @@ from jax_gnn.convert._kinds import (
     typo_notice,
     whole_seconds,
 )
+from jax_gnn.convert._names import (
+    MEMBERS,
+    encode_names,
+    ends_of_types,
+    find_ends,
+    find_id,
+    node_order,
+    taken_as,
+)
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
@@ -36,9 +45,9 @@ def from_table(
     edges: Table,
     nodes: Table | None = None,
     *,
-    src: str = "src",
-    dst: str = "dst",
-    node: str = "id",
+    src: str | None = None,
+    dst: str | None = None,
+    node: str | None = None,
     relation: str | None = None,
     hypergraph: bool = False,
     directed: bool | None = None,
@@ -67,11 +76,15 @@ def from_table(
             type).
         nodes: table with a row for each node, or such tables by type. Without one, the nodes are
             the names in ``edges`` in ascending order.
-        src: column of ``edges`` with the name of the source.
-        dst: column of ``edges`` with the name of the destination.
-        node: column of ``nodes`` with the name of the node.
+        src: column of ``edges`` with the name of the source. None takes ``src``, or else the only
+            column by a word such as ``source``, ``from``, ``head``, ``sender`` or ``u``, in any
+            case, with its partner; ``report`` says which. By type, it may be the type of the nodes.
+        dst: column of ``edges`` with the name of the destination; None as of ``src``.
+        node: column of ``nodes`` with the name of the node. None takes ``id``, or else the only
+            column by a word such as ``node``, ``node_id`` or ``name``.
         relation: column of ``edges`` with the name of the relation, for a table without types.
-        hypergraph: whether ``dst`` names hyperedges: each row puts a node into one.
+        hypergraph: whether ``dst`` names hyperedges: each row puts a node into one. None takes
+            ``node`` and ``hyperedge``, too.
         directed: whether edges have a direction. If not, the graph has the reverse of each edge,
             too, of relations as inverse relations named ``rev_…``. None keeps the edges as they
             are, and reports it if less than a tenth of them have their reverse.
@@ -103,28 +116,26 @@ def from_table(
     by_type = isinstance(edges, Mapping) and any(isinstance(key, tuple) for key in edges)
     kinds = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
     if sum(kinds.values()) > 1:
-        chosen = " and ".join(kind for kind, is_chosen in kinds.items() if is_chosen)
+        listed = " and ".join(kind for kind, is_chosen in kinds.items() if is_chosen)
         raise ValueError(
-            f"edges must be of one kind: by type, relation or hypergraph, got {chosen}"
+            f"edges must be of one kind: by type, relation or hypergraph, got {listed}"
         )
     if by_type and not isinstance(nodes, Mapping | None):
         raise TypeError(f"nodes must be tables by type, as edges are, got {type(nodes).__name__}")
-    roles = [("src", src), ("dst", dst), *([] if relation is None else [("relation", relation)])]
-    if len({column for _, column in roles}) < len(roles):
-        options = ", ".join(f"{role}={column!r}" for role, column in roles)
-        raise ValueError(f"edges must have a column for each of their ends, got {options}")
+    roles = {"src": src, "dst": dst} | ({} if relation is None else {"relation": relation})
     if hypergraph and directed is not None:
         raise ValueError(f"directed must be None for a hypergraph, got {directed!r}")
     inverse = directed is not None and not check_flag("directed", directed)
     single_type = "", "", HYPEREDGES if hypergraph else ""
+    report: list[str] = []
     edge_tables = [
-        _Table.read("edges", key, table, by_type, roles)
+        NamedTable.read("edges", key, table, by_type, roles, report)
         for key, table in (edges if by_type else {single_type: edges}).items()
     ]
     nodes_by_type = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
     # Tables of nodes fix the order of names; all others only add edges.
     node_tables = {
-        kind: _Table.read("nodes", kind, table, by_type, [("node", node)])
+        kind: NamedTable.read("nodes", kind, table, by_type, {"node": node}, report)
         for kind, table in nodes_by_type.items()
     }
     if fill_missing not in (None, *FILLS):
@@ -135,8 +146,9 @@ def from_table(
         columns = [table.columns.pop(name, None) for table in [*edge_tables, *node_tables.values()]]
         if all(column is None for column in columns):
             raise ValueError(f"ignore must be among the columns of either table, got {name!r}")
-    report: list[str] = []
-    names = _assign_ids(edge_tables, node_tables, report)
+    names = assign_ids(edge_tables, node_tables)
+    for table in edge_tables:
+        table.drop_unknown(report)
     sizes = {kind: len(kind_names) for kind, kind_names in names.items()}
     ids = [list(table.ids.values()) for table in edge_tables]
     graph: Container
@@ -190,12 +202,12 @@ def from_table(
 
 
 @dataclass
-class _Table:
+class NamedTable:
     """Table with its columns of names apart from all others."""
 
     title: str  # name of the table in errors
     key: Any  # its type of nodes, or (source type, relation, destination type)
-    # Columns of names by their names in errors; `_assign_ids` replaces them by ids.
+    # Columns of names by their names in errors; `assign_ids` replaces them by ids.
     ids: dict[str, Column]
     columns: dict[str, Column]  # all other columns
     place: Callable[[int], str]  # description of the place of a row
@@ -204,21 +216,55 @@ class _Table:
 
     @classmethod
     def read(
-        cls, part: str, key: object, table: Table, by_type: bool, roles: Sequence[tuple[str, str]]
-    ) -> _Table:
+        cls,
+        part: str,
+        key: Any,
+        table: Table,
+        by_type: bool,
+        roles: Mapping[str, str | None],
+        report: list[str],
+    ) -> NamedTable:
         """Read a table of edges or nodes, whose columns of names are given by role."""
         title = f"{part}[{key!r}]" if by_type else part
         if part == "edges" and (not isinstance(key, tuple) or len(key) != 3):
             raise ValueError(
                 f"edges must be by (source type, relation, destination type), got the key {key!r}"
             )
-        columns = read_columns(title, table, [column for _, column in roles])
-        for role, column in roles:
-            if column not in columns:
-                names = ", ".join(map(repr, columns))
-                raise ValueError(f"{role} must be a column of {title}, {names}, got {column!r}")
-        ids = {f"{title}[{column!r}]": _as_integers(columns.pop(column)) for _, column in roles}
+
+        def names_in(columns: Sequence[str]) -> list[str]:
+            """Return the columns of names, in the order of their roles."""
+            if absent := [role for role, name in roles.items() if name not in (None, *columns)]:
+                listed, role = ", ".join(map(repr, columns)), absent[0]
+                raise ValueError(
+                    f"{role} must be a column of {title}, {listed}, got {roles[role]!r}"
+                )
+            if part == "nodes":
+                return [roles["node"] or find_id(title, columns, str(key))]
+            words = MEMBERS if key[2] == HYPEREDGES else ends_of_types(key[0], key[2])
+            ends = find_ends(title, columns, words, roles["src"], roles["dst"])
+            names = [*ends, *(name for name in [roles.get("relation")] if name)]
+            if len({*names}) < len(names):
+                options = ", ".join(f"{role}={names[i]!r}" for i, role in enumerate(roles))
+                raise ValueError(f"edges must have a column for each of their ends, got {options}")
+            return names
+
+        first = [name or role for role, name in roles.items()]
+        columns = read_columns(title, table, names_in, first)
+        names = names_in([*columns])
+        chosen = zip(roles, names, strict=True)
+        told = {role: name for role, name in chosen if roles[role] is None}
+        report += taken_as(title, {"id": told["node"]} if "node" in told else told)
+        ids = {f"{title}[{name!r}]": columns.pop(name) for name in names}
         return cls(title, key, ids, columns, partial(place_of, table))
+
+    def drop_unknown(self, report: list[str]) -> None:
+        """Drop edges with unknown names."""
+        valid = np.logical_and.reduce([ids >= 0 for ids in self.ids.values()])
+        if not valid.all():
+            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
+            report.append(f"{self.title}: {count} name no node, or nothing: dropped")
+            self.is_kept = valid
+            self.ids = {name: ids[valid] for name, ids in self.ids.items()}
 
     def convert(
         self,
@@ -284,30 +330,16 @@ class _Table:
         return array
 
 
-def _as_integers(values: Column) -> Column:
-    """Convert floats without fractions to integers, with None for NaN: names as pandas has them."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
-        return values
-    is_finite = np.isfinite(values)
-    finite = values[is_finite]
-    if (finite != np.floor(finite)).any() or (np.abs(finite) >= 2**53).any():
-        return values
-    # pandas writes integers as floats in a column with empty cells.
-    integers = np.where(is_finite, values, 0).astype(np.int64).astype(object)
-    integers[~is_finite] = None
-    return integers
-
-
-def _assign_ids(
-    edge_tables: Sequence[_Table], node_tables: Mapping[str, _Table], report: list[str]
+def assign_ids(
+    edge_tables: Sequence[NamedTable], node_tables: Mapping[str, NamedTable]
 ) -> dict[str, np.ndarray]:
-    """Replace names in tables of edges by ids, and drop edges with unknown names.
+    """Replace names in tables of edges by ids, -1 for unknown names.
 
     Returns:
         The names by kind, in the order of the table of nodes, or else ascending.
     """
     # All columns that name one kind are encoded together: nodes first, then edges.
-    columns: dict[str, list[tuple[_Table, str]]] = {
+    columns: dict[str, list[tuple[NamedTable, str]]] = {
         kind: [(table, name) for name in table.ids] for kind, table in node_tables.items()
     }
     for table in edge_tables:
@@ -315,43 +347,14 @@ def _assign_ids(
             columns.setdefault(kind, []).append((table, name))
     names = {}
     for kind, sources in columns.items():
-        names[kind], codes = encode({name: table.ids[name] for table, name in sources})
-        types = set() if names[kind].dtype.kind in "iu" else {*map(type, names[kind].tolist())}
-        if not types <= {str} and types != {int}:
-            described = " and ".join(sorted(cls.__name__ for cls in types))
-            titles = ", ".join(name for _, name in sources)
-            raise TypeError(f"{titles} must be text or integers, as names are, got {described}")
+        names[kind], codes = encode_names({name: table.ids[name] for table, name in sources})
         if kind in node_tables:
-            names[kind], number = _node_order(node_tables[kind].title, names[kind], codes[0])
+            table = node_tables[kind]
+            names[kind], number = node_order(table.title, names[kind], codes[0], table.place)
             sources, codes = sources[1:], [number[code] for code in codes[1:]]
         for (table, name), code in zip(sources, codes, strict=True):
             table.ids[name] = code
-    for table in edge_tables:
-        # An edge is kept if all of its names are known.
-        valid = np.logical_and.reduce([ids >= 0 for ids in table.ids.values()])
-        if not valid.all():
-            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
-            report.append(f"{table.title}: {count} name no node, or nothing: dropped")
-            table.is_kept = valid
-            table.ids = {name: ids[valid] for name, ids in table.ids.items()}
     return names
-
-
-def _node_order(title: str, names: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the names in the order of a table of nodes, and for each name its row, or -1.
-
-    ``rows`` has for each row the number of its name among all ``names``, -1 if it is missing.
-    """
-    if (rows < 0).any():
-        row = int(np.flatnonzero(rows < 0)[0])
-        raise ValueError(f"{title} must have a name for each node, got none in row {row}")
-    counts = np.bincount(rows, minlength=1)
-    if counts.max() > 1:
-        name = names.tolist()[int(counts.argmax())]
-        raise ValueError(f"{title} must name each node once, got {name!r} {counts.max()} times")
-    number = np.full(len(names) + 1, -1)  # -1 picks the last element
-    number[rows] = np.arange(len(rows))
-    return names[rows], number
 
 
 def _as_sequence(names: str | Sequence[str]) -> Sequence[str]:
@@ -359,7 +362,7 @@ def _as_sequence(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _encode_categories(
-    tables: Sequence[_Table], one_hot: str | Sequence[str], labels: str | Sequence[str]
+    tables: Sequence[NamedTable], one_hot: str | Sequence[str], labels: str | Sequence[str]
 ) -> dict[str, np.ndarray]:
     """Replace the values of columns by their numbers, and return the values by column."""
     categories: dict[str, np.ndarray] = {}

@@ -13,7 +13,12 @@ which count as 64 KiB at least: sparse features that are too large as a dense ar
 
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
 from jax_gnn.datasets._any_data import known_formats, load_any
-from jax_gnn.datasets._csv import load_csv
+from jax_gnn.datasets._csv import (
+    load_csv,
+    load_graphs_csv,
+    load_hypergraph_csv,
+    load_relational_csv,
+)
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -58,10 +63,12 @@ __all__ = [
     "load_graph",
     "load_graph_npz",
     "load_graphs",
+    "load_graphs_csv",
     "load_hgb",
     "load_hmetis",
     "load_hypergcn",
     "load_hypergraph",
+    "load_hypergraph_csv",
     "load_matrix_market",
     "load_npz",
     "load_ogb_graphs",
@@ -69,6 +76,7 @@ __all__ = [
     "load_planetoid",
     "load_rdf",
     "load_relational",
+    "load_relational_csv",
     "load_relational_npz",
     "load_snap",
     "load_triples",

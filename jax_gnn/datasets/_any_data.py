@@ -22,14 +22,14 @@ LOADERS: tuple[Callable[..., NodeDataset], ...] = (
 def load_any(source: str, **options: Any) -> list[NodeDataset]:
     """Load a source by each loader that can read it; several loaders may read one file.
 
-    Options are those of :func:`load_graph`; with any, it alone reads the source.
+    Options are those of :func:`load_csv`, for tables.
 
     Raises:
         ValueError: No loader can read the source, or it does not exist.
     """
     datasets: list[NodeDataset] = []
     errors = []
-    for load in (load_graph,) if options else LOADERS:
+    for load in LOADERS:
         try:
             datasets.append(load(source, **options))
         except (ImportError, OSError, ValueError) as error:
@@ -61,7 +61,9 @@ def _unknown(source: str, errors: list[str]) -> str:
     problem = errors[0].partition(KNOWN)[0]
     path = Path(source)
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
-    words = {word: name for name in known_formats() for word in name.split() if "." in word}
+    words = {
+        word: name for name in reversed(known_formats()) for word in name.split() if "." in word
+    }
     near = [words[word] for name in names for word in get_close_matches(name, words, 1, 0.5)]
     nearest = f"; nearest is {near[0]}" if near else ""
     return f"{problem}{nearest}; jax-gnn data --help lists what is known"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse
+from numpy.typing import ArrayLike
 
 from jax_gnn._core.arguments import check_compressed, check_distinct, check_integer
 from jax_gnn._core.files import Memory, require_file
@@ -146,3 +147,23 @@ def dense_from_csr(
         values = parts[0].astype(np.float32)
     matrix = scipy.sparse.csr_matrix((values, parts[1], parts[2]), shape=(num_rows, num_cols))
     return np.asarray(matrix.toarray())
+
+
+def check_labels(y: ArrayLike) -> np.ndarray:
+    """Return classes as int32, or numbers to regress on as float32."""
+    if getattr(y, "dtype", np.dtype(int)).kind != "f":
+        return check_ids("y", y, MAX_SIZE, start=-1)
+    values = np.asarray(y, np.float32)
+    if values.ndim not in (1, 2) or np.isinf(values).any():
+        raise ValueError(
+            f"y: expected finite numbers or NaN in 1 or 2 axes, got shape {values.shape}"
+        )
+    return values
+
+
+def check_times(field: str, value: object, count: int) -> np.ndarray:
+    """Return integers ``(count,)`` as int64."""
+    times = check_array(field, value, "iu", "integers", 1)
+    if len(times) != count:
+        raise ValueError(f"{field}: expected {count} entries, got {len(times)}")
+    return times.astype(np.int64)

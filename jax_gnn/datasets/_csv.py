@@ -1,30 +1,37 @@
-"""Graphs in two CSV files, of nodes and of edges."""
+"""Graphs, hypergraphs, graphs with types and many graphs in tables: CSV, Parquet, Arrow."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from jax_gnn._core.files import Memory, as_path, errors_in
-from jax_gnn.convert import from_table
-from jax_gnn.convert._columns import Column, encode, floats, numbers, place_of, read_columns
-from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, typo_notice
-from jax_gnn.datasets._check import locate
-from jax_gnn.datasets._dataset import GraphDataset
-from jax_gnn.datasets._table_features import TableFeatures
-
-SPLIT = {"train": "train_idx", "val": "val_idx", "test": "test_idx"}
-SUFFIXES = "csv", "csv.gz", "csv.zst", "tsv", "tsv.gz", "tsv.zst", "parquet", "arrow", "feather"
-_TABLE = re.compile(
-    rf"(?P<name>.*?)(?P<part>nodes|edges)\.({'|'.join(map(re.escape, SUFFIXES))})"
-).fullmatch
+from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
+from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in
+from jax_gnn.convert._columns import Column, place_of
+from jax_gnn.convert._kinds import as_words
+from jax_gnn.convert._names import MEMBERS, as_integers, encode_names, ends_of_types, node_order
+from jax_gnn.datasets._dataset import (
+    GraphDataset,
+    GraphsDataset,
+    HypergraphDataset,
+    RelationalDataset,
+)
+from jax_gnn.datasets._graphs import one_hot_columns
+from jax_gnn.datasets._layouts import dataset_name, locate_tables, type_tables
+from jax_gnn.datasets._table_files import (
+    EdgeTable,
+    NodeTable,
+    TableOptions,
+    finished,
+    number_ends,
+)
 
 
 def load_csv(
@@ -43,8 +50,11 @@ def load_csv(
     ``test`` or empty. All other columns are features: numbers as they are, dates and times in days,
     text of at most 256 values one-hot. Columns that only number or name the rows, and free text,
     are left out. Edges have the columns ``src`` and ``dst``, which are ids, and optionally
-    ``weight``; their other columns are left out, and repeated edges are removed.
-    :func:`jax_gnn.convert.from_table`, which reads all other tables, says how cells are read.
+    ``weight`` and ``time``, a date or a whole number; their other columns are left out, and
+    repeated edges are removed. A column ``time`` of nodes is a feature, and their time.
+    Columns may be called otherwise, such as ``source`` and ``target``, ``node_id``, ``class``, in
+    any case: a notice tells. :func:`jax_gnn.convert.from_table`, which reads all other tables, says
+    how cells are read.
 
     The ``notices`` of the dataset say what was missing, filled or not understood, and
     ``columns`` what each column was taken for.
@@ -55,176 +65,241 @@ def load_csv(
             column, "zero", or by "indicator" the mean, beside a feature of zeros and ones that says
             which.
         text: "hash" makes 64 features of the words of a column of free text, by their hashes.
-        ignore: columns of nodes that are left out.
+        ignore: columns that are left out.
         recipe: ``table_recipe`` of the dataset of a training: columns then become the same
             features, and other settings do not count.
     """
-    if fill_missing not in FILLS or text not in ("drop", "hash"):
-        raise ValueError(
-            f"fill_missing must be one of {', '.join(FILLS)} and text drop or hash, got "
-            f"{fill_missing!r}, {text!r}"
-        )
-    nodes_path, edges_path = _locate_tables(as_path("path", path))
-    memory = Memory(nodes_path, edges_path)
-    node_place, edge_place = partial(place_of, nodes_path), partial(place_of, edges_path)
-    notices: list[str] = []
+    options = TableOptions(fill_missing, text, ignore, recipe)
+    path = as_path("path", path)
+    nodes_path, edges_path = locate_tables(path, "nodes", "edges")
     # Edges are read first, so that a missing column is reported before any conversion.
-    with errors_in(edges_path):
-        edge_table = read_columns("edges", edges_path, ("src", "dst"))
-        if not edge_table.keys() >= {"src", "dst"}:
-            raise ValueError(f"expected the columns src and dst, got {', '.join(edge_table)}")
-        used = ["src", "dst", "weight"]
-        edges = {key: edge_table[key] for key in used if key in edge_table}
-        if "weight" in edges:
-            weights = read_kind("weight", edges["weight"], edge_place, "number")
-            if (rows := np.flatnonzero(~np.isfinite(weights.values))).size:
-                raise ValueError(
-                    f"column 'weight': {edge_place(rows[0])} has no finite number; {rows.size} of "
-                    f"{len(weights.values)} rows are such"
-                )
-            edges["weight"] = weights.values
+    edges = EdgeTable.read(edges_path, options, uses=("weight", "time"))
+    nodes = NodeTable.read(nodes_path, Memory(nodes_path, edges_path), options, recipe)
+    names, ((src, dst),) = number_ends({"": nodes}, [(edges, "", "")])
     with errors_in(nodes_path):
-        nodes = read_columns("nodes", nodes_path, ("id", "label", "split"))
-        if "id" not in nodes:
-            raise ValueError(f"expected the column id, got {', '.join(nodes)}")
-        if absent := [key for key in ignore if key not in nodes and key not in edge_table]:
-            raise ValueError(f"ignore: {absent[0]!r} is none of the columns {', '.join(nodes)}")
-        nodes = {key: nodes[key] for key in nodes if key == "id" or key not in ignore}
-        split = nodes.pop("split", None)
-        targets = nodes.pop("target", None)
-        labels = {key: blank_markers(nodes.pop(key)) for key in ("label",) if key in nodes}
-        names_table = {"id": nodes.pop("id"), **labels}
-        if targets is not None:
-            if labels:
-                raise ValueError(
-                    "column 'target': expected what to regress on, and not 'label' beside it"
-                )
-            target = read_kind("target", targets, node_place, "number")
-            notice = typo_notice(target, targets, node_place)
-            notices += [f"column 'target': {notice}"] * bool(notice)
-            targets = target.values
-        features = TableFeatures.read(
-            nodes, node_place, memory, fill=fill_missing, text=text, recipe=recipe
-        )
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # checked here
-            data = from_table(edges, names_table, directed=True, labels=[*labels])
-        num_nodes = data.graph.num_nodes
-        # Conversion drops edges with unknown names, which here are an error.
-        if data.graph.num_edges < len(edges["src"]):
-            raise ValueError(_unknown_id(edge_place, edges, names_table["id"]))
-        # All features are float32 in a dataset, in which large numbers lose digits.
-        large = [(nodes_path, key) for key in features.large]
-        for file, key, column in (
-            (edges_path, "weight", edges.get("weight")),
-            (nodes_path, "target", targets),
-        ):
-            if column is not None and (array := numbers(column)) is not None:
-                large += [(file, key)] * (array.dtype != np.float32)
-        for file, key in large:
-            warnings.warn(
-                f"{file}: column {key!r} has numbers beyond 2**24, which float32 rounds: "
-                "subtract the least, or divide",
-                stacklevel=2,
-            )
-        if labels and not _are_classes(data.categories["label"].tolist()):
-            raise ValueError("column 'label' has numbers that are no classes; call it 'target'")
-        y: Any = data.nodes["label"] if labels else np.full(num_nodes, -1)
-        y = y if targets is None else floats(targets)
-        unlabelled = int((np.isnan(y) if targets is not None else y < 0).sum())
-        names = range(num_nodes) if data.node_names is None else data.node_names.tolist()
-        parts = {} if split is None else _split(node_place, blank_markers(split), names, y)
         dataset = GraphDataset(
-            name=nodes_path.name[: nodes_path.name.index("nodes.")].rstrip("-_.")
-            or nodes_path.absolute().parent.name,
-            num_nodes=num_nodes,
-            src=data.graph.cols,
-            dst=data.graph.rows,
-            edge_weight=data.graph.edge_values(np.float32(data.edges["weight"]))
-            if "weight" in edges
-            else None,
-            x=features.x,
-            feature_names=features.feature_names,
-            y=y,
-            label_names=tuple(map(str, data.categories["label"].tolist())) if labels else None,
-            node_names=tuple(map(str, names)),
-            **parts,
+            name=dataset_name(path, nodes_path),
+            num_nodes=len(nodes.y),
+            src=src,
+            dst=dst,
+            edge_weight=edges.weight,
+            edge_time=edges.time,
+            node_time=nodes.time,
+            **_node_fields(nodes, names[""]),
         )
-    key = "label" if labels else "target"
-    if unlabelled < num_nodes and unlabelled and recipe is None:
-        notices.append(
-            f"column {key!r}: {unlabelled:,} of {num_nodes:,} are missing; these nodes are not "
-            "trained on, and predicted by jax-gnn predict"
+    notices = []
+    if all("graph" in table.details for table in (nodes, edges)):
+        notices = ["column 'graph': beside graphs.csv, with a row for each, these are many graphs"]
+    return finished(dataset, {"": nodes}, [edges], options, nodes.features.recipe, notices)
+
+
+def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> HypergraphDataset:
+    """Read ``nodes.csv`` and ``hyperedges.csv``, or ``NAME.hgr`` beside ``nodes.csv``.
+
+    Nodes are as of :func:`load_csv`. A row of the other table says that a ``node`` is in a
+    ``hyperedge``. In hMETIS's files nodes are numbered from 1: these are the ids, which may be
+    missing where rows are in this order.
+
+    Args:
+        path: the folder, or one of the two tables.
+        **options: arguments of :func:`load_csv`.
+    """
+    settings, path = TableOptions(**options), as_path("path", path)
+    nodes_path, edges_path = locate_tables(path, "nodes", "hyperedges")
+    edges = EdgeTable.read(edges_path, settings, MEMBERS)
+    memory = Memory(nodes_path, edges_path)
+    counted = edges_path.suffix == ".hgr"
+    nodes = NodeTable.read(nodes_path, memory, settings, settings.recipe, counted=counted)
+    names, ((node_idx, hyperedge_idx),) = number_ends({"": nodes}, [(edges, "", "hyperedge")])
+    with errors_in(nodes_path):
+        dataset = HypergraphDataset(
+            name=dataset_name(path, nodes_path),
+            num_nodes=len(nodes.y),
+            num_hyperedges=len(names["hyperedge"]),
+            node_idx=node_idx,
+            hyperedge_idx=hyperedge_idx,
+            format="tables" if nodes.features.parts else "",
+            **_node_fields(nodes, names[""]),
         )
-    unused = [f"{key} of {edges_path.name}" for key in edge_table if key not in edges]
-    unused += [
-        f"{key or '(no name)'} of {nodes_path.name} ({why})" for key, why in features.unused.items()
-    ]
-    dataset._set("unused", tuple(unused))
-    dataset._set("notices", tuple(notices + features.notices))
-    dataset._set("table_recipe", features.recipe)
-    # The command prints what each column was taken for.
-    known = f"{num_nodes - unlabelled:,} of {num_nodes:,} known"
-    details = {"id": "names", **features.details, **dict.fromkeys(ignore, "not used: ignored")}
-    details |= {key: f"{data.categories[key].size:,} classes, {known}" for key in labels}
-    details |= {} if targets is None else {"target": f"numbers to regress on, {known}"}
-    details |= {} if split is None else {"split": "parts for training, validation and test"}
-    roles = {"src": "ids", "dst": "ids", "weight": "edge weights"}
-    details |= {f"{key} of {edges_path.name}": roles.get(key, "not used") for key in edge_table}
-    dataset._set("columns", tuple(details.items()))
-    return dataset
+    return finished(dataset, {"": nodes}, [edges], settings, nodes.features.recipe)
 
 
-def _locate_tables(path: Path) -> list[Path]:
-    """Return the tables of nodes and of edges, from their folder or one of them."""
-    folder, is_folder = (path, True) if path.is_dir() else (path.parent, False)
-    matches = [match for file in folder.glob("*") if (match := _TABLE(file.name))]
-    if not is_folder:
-        name = (_TABLE(path.name) or {"name": None})["name"]
-        matches = [match for match in matches if match["name"] == name]
-    parts = {match["part"]: folder / match.string for match in matches}
-    if len({match["name"] for match in matches}) != 1 or not len(matches) == len(parts) == 2:
-        return locate(path, ("", "nodes.csv"), ("", "edges.csv"))  # whose errors say what is wrong
-    return [parts["nodes"], parts["edges"]]
+def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> RelationalDataset:
+    """Read a folder with a table for each type: ``nodes/TYPE.csv``, ``edges/SRC-RELATION-DST.csv``.
+
+    Tables are as of :func:`load_csv`, each with columns of its own; ids are of their type. One type
+    has labels. Relations are called as the files of their edges, whose columns may have the names
+    of the two types.
+
+    Args:
+        path: the folder.
+        **options: arguments of :func:`load_csv`.
+    """
+    settings, folder = TableOptions(**options), as_path("path", path)
+    plan: dict[str, Any] = json.loads(settings.recipe) if settings.recipe else {}
+    recipes = plan.get("types", {})
+    files, edge_files = type_tables(folder / "nodes"), type_tables(folder / "edges")
+    memory = Memory(*files.values(), *edge_files.values())
+    edges = []
+    for stem, file in edge_files.items():
+        src, dst = _ends_of(folder, stem, [*files])
+        edges.append((EdgeTable.read(file, settings, ends_of_types(src, dst)), src, dst))
+    nodes = {
+        kind: NodeTable.read(
+            file,
+            memory,
+            settings,
+            json.dumps(recipes[kind]) if kind in recipes else None,
+            kind=kind,
+        )
+        for kind, file in files.items()
+    }
+    labelled = [kind for kind, table in nodes.items() if table.label]
+    if len(labelled) > 1:
+        raise ValueError(
+            f"{folder} has labels of {' and '.join(labelled)}: call those of all but one otherwise"
+        )
+    names, pairs = number_ends(nodes, edges)
+    sizes = [len(table.y) for table in nodes.values()]
+    starts = dict(zip(nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+    target = nodes[labelled[0]] if labelled else None
+    labels: dict[str, Any] = {"y": np.full(sum(sizes), -1)}
+    x_by_type = {kind: x for kind, table in nodes.items() if (x := table.features.x) is not None}
+    with errors_in(folder):
+        memory.claim("nodes", sum(sizes) * ID_BYTES)
+        if target is not None:
+            first = starts[labelled[0]]
+            is_class = target.label_names is not None
+            labels["y"] = np.full(sum(sizes), -1 if is_class else np.nan)
+            labels["y"] = labels["y"].astype(target.y.dtype)
+            labels["y"][first : first + len(target.y)] = target.y
+            labels |= {"label_names": target.label_names}
+            labels |= target.split_fields(names[labelled[0]].tolist(), first)
+        ends = [
+            (src + starts[kinds[0]], dst + starts[kinds[1]])
+            for (src, dst), (_, *kinds) in zip(pairs, edges, strict=True)
+        ]
+        dataset = RelationalDataset(
+            name=folder.absolute().name,
+            num_nodes=sum(sizes),
+            num_relations=len(edges),
+            src=np.concatenate([src for src, _ in ends]),
+            dst=np.concatenate([dst for _, dst in ends]),
+            rel=np.repeat(np.arange(len(edges)), [len(src) for src, _ in ends]),
+            relation_names=tuple(edge_files),
+            node_type=np.repeat(np.arange(len(nodes)), sizes),
+            node_type_names=tuple(nodes),
+            node_names=tuple(str(name) for kind in nodes for name in names[kind].tolist()),
+            x_by_type=x_by_type,
+            format="tables" if x_by_type else "",
+            **labels,
+        )
+    kind = plan.get("predicted", labelled[0] if labelled else None)
+    if kind in nodes:
+        dataset._set("predicted", starts[kind] + np.arange(len(nodes[kind].y)))
+    types = {kind: json.loads(table.features.recipe) for kind, table in nodes.items()}
+    recipe = json.dumps({"types": types, "predicted": kind})
+    return finished(dataset, nodes, [table for table, *_ in edges], settings, recipe)
 
 
-def _split(
-    place: Callable[[int], str], column: Column, names: Sequence[str | int], y: np.ndarray
-) -> dict[str, Any]:
-    """Return the nodes of each part by field, which must have a label."""
-    kinds, codes = encode({"split": column})
-    lacks_label = y < 0 if y.dtype.kind in "iu" else np.isnan(y)
-    parts = {}
-    for number, kind in enumerate(kinds.tolist()):
-        if kind not in SPLIT:
-            raise ValueError(
-                f"column 'split': expected {', '.join(SPLIT)} or nothing, got {kind!r:.80}"
-            )
-        parts[SPLIT[kind]] = np.flatnonzero(codes[0] == number)
-    for kind, field in SPLIT.items():
-        rows = parts.get(field, np.zeros(0, int))
-        if (rows := rows[lacks_label[rows]]).size:
-            where = f"{place(rows[0])} (node {names[rows[0]]!r})"
-            raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
-    return parts
+def _ends_of(folder: Path, stem: str, types: Sequence[str]) -> tuple[str, str]:
+    """Return the types that edges of a file join, which its name begins and ends with."""
+    ends = ((src, dst) for src in types for dst in types)
+    pairs = [pair for pair in ends if re.fullmatch("-.+-".join(map(re.escape, pair)), stem)]
+    if len(pairs) == 1:
+        return pairs[0]
+    found = " or ".join("-…-".join(pair) for pair in pairs)
+    problem = f"may be {found}" if pairs else "joins no two types"
+    raise ValueError(
+        f"{folder / 'edges' / stem} {problem}; types of nodes are {', '.join(types)}: call it "
+        "SOURCE-RELATION-DESTINATION.csv, as author-writes-paper.csv"
+    )
 
 
-def _unknown_id(place: Callable[[int], str], edges: dict[str, Column], ids: np.ndarray) -> str:
-    """Describe the first edge with an id of no node, its line, and the number of such edges."""
-    # Ids are encoded together with names in edges, as both may mix text and integers.
-    codes = encode({"id": ids, "src": edges["src"], "dst": edges["dst"]})[1]
-    unknown = ~np.isin(np.stack(codes[1:]), codes[0])
-    row = int(np.flatnonzero(unknown.any(0))[0])
-    column = "src" if unknown[0, row] else "dst"
-    value = edges[column].item(row)
-    problem = f"the {column} {value!r:.80}, which is the id of no node"
-    problem = f"no {column}" if value is None else problem
-    count = f"{unknown.any(0).sum()} of {unknown.shape[1]} rows are such"
-    return f"{place(row)} has {problem}; {count}"
+def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDataset:
+    """Read many graphs: ``nodes.csv`` and ``edges.csv`` with a column ``graph``, ``graphs.csv``.
+
+    Graphs have a column ``id``, and may have ``label`` or ``target`` and ``split``. Nodes are as of
+    :func:`load_csv`, without these. Ids of nodes are of their graph; edges need no column ``graph``
+    if no two nodes have one id. Where less than 10 % of the edges have their reverse, the others
+    are added. Nodes without features have one-hot degrees.
+
+    Args:
+        path: the folder, or one of the three tables.
+        **options: arguments of :func:`load_csv`.
+    """
+    settings, path = TableOptions(**options), as_path("path", path)
+    files = locate_tables(path, "nodes", "edges", "graphs")
+    memory = Memory(*files)
+    edges = EdgeTable.read(files[1], settings, uses=("graph",))
+    nodes = NodeTable.read(files[0], memory, settings, settings.recipe, of_graphs=True)
+    graphs = NodeTable.read(files[2], memory, settings, None, kind="graph")
+    columns = {f"id of {files[2].name}": graphs.ids, f"graph of {files[0].name}": nodes.graph}
+    with errors_in(files[2]):
+        names, (graph_codes, node_codes) = encode_names(columns)
+        names, row_of = node_order("graphs", names, graph_codes, partial(place_of, files[2]))
+    graph_of = row_of[node_codes]
+    if (graph_of < 0).any():
+        where = place_of(files[0], int(np.argmin(graph_of)))
+        raise ValueError(f"{files[0]}: {where} has a graph that is not in {files[2].name}")
+    if edges.graph is not None:
+        nodes.ids = _in_graph(nodes.ids, nodes.graph)
+        edges.ends = {name: _in_graph(ids, edges.graph) for name, ids in edges.ends.items()}
+    _, ((src, dst),) = number_ends({"": nodes}, [(edges, "", "")])
+    if (across := np.flatnonzero(graph_of[src] != graph_of[dst])).size:
+        where = place_of(files[1], across[0])
+        raise ValueError(f"{files[1]}: {where} joins nodes of two graphs")
+    # Nodes are numbered graph by graph.
+    order = np.argsort(graph_of, kind="stable")
+    position = np.argsort(order)
+    src, dst = position[src], position[dst]
+    notices = []
+    share = reversed_share(src, dst, len(order))
+    # Tables to predict on get reverses if those of the training did.
+    plan: dict[str, Any] = json.loads(settings.recipe or "{}")
+    if adds_reverses := plan.get("adds_reverses", share < MIN_REVERSED_SHARE):
+        notices = [f"{share:.1%} of the edges have their reverse: the others are added"]
+        src, dst = np.unique(np.stack([[src, dst], [dst, src]], 1).reshape(2, -1), axis=1)
+    x, feature_names = nodes.features.x, nodes.features.feature_names
+    with errors_in(files[0]):
+        if x is None:
+            degrees = np.bincount(dst, minlength=len(order))
+            one_hot = one_hot_columns("degree", degrees[:, None], memory)
+            x, feature_names = np.stack([*one_hot.values()], 1), tuple(one_hot)
+        else:
+            x = x[order]
+        dataset = GraphsDataset(
+            name=dataset_name(path, files[0]),
+            num_nodes=len(order),
+            sizes=np.bincount(graph_of, minlength=len(graphs.y)),
+            src=src,
+            dst=dst,
+            x=x,
+            feature_names=feature_names,
+            y=graphs.y,
+            label_names=graphs.label_names,
+            graph_names=tuple(map(str, names.tolist())),
+            **graphs.split_fields(names.tolist()),
+        )
+    tables = {"": nodes, files[2].name: graphs}
+    recipe = json.dumps({**json.loads(nodes.features.recipe), "adds_reverses": bool(adds_reverses)})
+    return finished(dataset, tables, [edges], settings, recipe, notices)
 
 
-def _are_classes(names: list[str | int]) -> bool:
-    """Return whether some names are text, or all are whole numbers."""
-    try:
-        return all(float(name).is_integer() for name in names)
-    except ValueError:
-        return True
+def _in_graph(ids: Column, graphs: Column) -> np.ndarray:
+    """Return names of nodes that tell their graphs apart; None if one of both is missing."""
+    pairs = zip(*(as_words(as_integers(column)).tolist() for column in (ids, graphs)), strict=True)
+    names = [None if None in pair else "{} of {}".format(*pair) for pair in pairs]
+    return np.array(names, object)
+
+
+def _node_fields(nodes: NodeTable, names: np.ndarray) -> dict[str, Any]:
+    """Return the fields of a dataset that are of its nodes."""
+    return {
+        "x": nodes.features.x,
+        "feature_names": nodes.features.feature_names,
+        "y": nodes.y,
+        "label_names": nodes.label_names,
+        "node_names": tuple(map(str, names.tolist())),
+        **nodes.split_fields(names.tolist()),
+    }

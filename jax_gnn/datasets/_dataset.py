@@ -16,25 +16,15 @@ from jax_gnn.datasets._check import (
     check_array,
     check_features,
     check_ids,
+    check_labels,
     check_names,
     check_size,
+    check_times,
 )
 from jax_gnn.datasets._split import Split
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
-
-
-def _check_labels(y: ArrayLike) -> np.ndarray:
-    """Return classes as int32, or numbers to regress on as float32."""
-    if getattr(y, "dtype", np.dtype(int)).kind != "f":
-        return check_ids("y", y, MAX_SIZE, start=-1)
-    values = np.asarray(y, np.float32)
-    if values.ndim not in (1, 2) or np.isinf(values).any():
-        raise ValueError(
-            f"y: expected finite numbers or NaN in 1 or 2 axes, got shape {values.shape}"
-        )
-    return values
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -57,12 +47,14 @@ class NodeDataset:
         node_names: a name for each node, possibly repeated.
         feature_names: a name for each column of x, by which predictions match columns;
             ``KEY=VALUE`` for a column of zeros and ones for one value.
-        format: format of the files, if models have special settings for it: ``"planetoid"``.
+        format: format of the files, if models have special settings for it: ``"planetoid"``, or
+            ``"tables"`` by type.
         repeated: number of edges, incidences or facts that were left out as repetitions.
         unused: names of files and columns that the dataset does not contain.
         columns: name and use of each column, for data from tables.
         notices: sentences about missing, filled and mistyped cells of tables.
         table_recipe: JSON by which :func:`load_csv` makes the same features of another table.
+        predicted: numbers of the nodes of the one type that has labels; None for all.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
@@ -88,6 +80,7 @@ class NodeDataset:
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()
     notices: ClassVar[tuple[str, ...]] = ()
     table_recipe: ClassVar[str | None] = None
+    predicted: ClassVar[np.ndarray | None] = None
     _counts: ClassVar[tuple[str, ...]] = ("num_nodes",)  # sizes that repr shows
 
     def __repr__(self) -> str:
@@ -102,7 +95,7 @@ class NodeDataset:
         if self.x is not None:
             self._set("x", check_features("x", self.x, num_nodes))
         self._check_names("feature_names", self.num_features, "column of x")
-        y = self._set("y", _check_labels(self.y))
+        y = self._set("y", check_labels(self.y))
         # Splits and labels are of nodes, or of graphs in a GraphsDataset.
         count, what = self.num_examples, self.example
         if len(y) != count:
@@ -295,11 +288,15 @@ class GraphDataset(NodeDataset):
         dst: ``(num_edges,)`` int32, the destination of each edge.
         edge_weight: ``(num_edges,)`` float32, finite, summed over repetitions; None if edges have
             no weights.
+        edge_time: ``(num_edges,)`` int64, of repetitions the earliest; None if edges have no times.
+        node_time: ``(num_nodes,)`` int64, in the unit of edges; None if nodes have no times.
     """
 
     src: np.ndarray
     dst: np.ndarray
     edge_weight: np.ndarray | None = None
+    edge_time: np.ndarray | None = None
+    node_time: np.ndarray | None = None
 
     _counts = ("num_nodes", "num_edges", "num_features", "num_classes")
 
@@ -311,6 +308,13 @@ class GraphDataset(NodeDataset):
             weight = check_features("edge_weight", weight[:, None], places.size, "edges")[:, 0]
             self._set("edge_weight", np.zeros(self.src.size, np.float32))
             np.add.at(self.edge_weight, places, weight)
+        for field, count in (("edge_time", places.size), ("node_time", self.num_nodes)):
+            if (times := getattr(self, field)) is not None:
+                self._set(field, check_times(field, times, count))
+        if self.edge_time is not None:
+            earliest = np.full(self.src.size, np.iinfo(np.int64).max)
+            np.minimum.at(earliest, places, self.edge_time)
+            self._set("edge_time", earliest)
 
     @property
     def num_edges(self) -> int:
@@ -335,6 +339,7 @@ class GraphsDataset(NodeDataset):
         dst: ``(num_edges,)`` int32, the destination of each edge, in the same graph.
         folds: ``(num_graphs,)`` int32, the fold of a published cross-validation that holds out each
             graph; -1 for graphs that all folds train on.
+        graph_names: a name for each graph.
     """
 
     example: ClassVar[str] = "graph"
@@ -343,6 +348,7 @@ class GraphsDataset(NodeDataset):
     src: np.ndarray
     dst: np.ndarray
     folds: np.ndarray | None = None
+    graph_names: tuple[str, ...] | None = None
 
     _counts = ("num_graphs", "num_nodes", "num_edges", "num_features", "num_classes")
 
@@ -359,6 +365,7 @@ class GraphsDataset(NodeDataset):
             raise ValueError(f"src, dst: edge {pair} joins two graphs")
         if self.folds is not None:
             self._check_numbers("folds", sizes.size)
+        self._check_names("graph_names", sizes.size, "graph")
 
     @property
     def num_examples(self) -> int:

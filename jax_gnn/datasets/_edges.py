@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
+from numpy.typing import ArrayLike
 
 from jax_gnn._core.arguments import check_flag, check_instance, check_integer, check_number
 from jax_gnn.datasets._check import random_generator
@@ -77,8 +78,9 @@ def split_edges(
     test: float = 0.1,
     seed: int,
     undirected: bool | None = None,
+    edge_time: ArrayLike | None = None,
 ) -> EdgeSplit:
-    """Split the edges of a graph at random, as Kipf and Welling do (arXiv 1611.07308).
+    """Split the edges of a graph at random, as Kipf and Welling do (arXiv 1611.07308), or by time.
 
     Of n edges ``int(n * valid)`` validate and ``int(n * test)`` test; each of these has a negative,
     a pair of different nodes without an edge. Repeated edges count once. Self-loops are not to be
@@ -93,10 +95,14 @@ def split_edges(
         seed: seed of the split and the negatives; the same seed gives the same split.
         undirected: whether both directions of an edge are one edge; by default true if each edge
             has its reverse.
+        edge_time: ``(num_edges,)`` numbers in the graph's order. The last edges then test, those
+            before them validate; the time of an edge given twice is the earliest, and edges of one
+            time are in random order.
 
     Raises:
         TypeError: the graph is not a `Graph`, or traced; a share or the seed is not a number.
-        ValueError: the graph is bipartite; a share is below 0, or leaves no edge to train on; a
+        ValueError: the graph is bipartite; ``edge_time`` is of another length; a share is below
+            0, or leaves no edge to train on; a
             share above 0 is less than an edge; there are too few pairs without an edge; or the
             graph is undirected, and an edge lacks its reverse.
 
@@ -112,7 +118,13 @@ def split_edges(
     counts = _counts(f"graph has {edges.size} edges", edges.size, valid, test)
     rng = random_generator(seed)
     # Validation edges come first in the permutation, then test edges, then training edges.
-    shuffled = pairs.nodes(rng.permutation(edges))
+    permutation = rng.permutation(edges)
+    if edge_time is not None:
+        # By time, test edges come first, as they are the last, then validation edges.
+        times = _times_of(graph, pairs, edges, edge_time)[np.searchsorted(edges, permutation)]
+        permutation = permutation[np.argsort(-times, kind="stable")]
+        counts = counts[::-1]
+    shuffled = pairs.nodes(permutation)
     # An edge and its reverse become neighbours, in the place of the first, and no cut parts them.
     unordered = Pairs(pairs.num_nodes, True).numbers(*shuffled.astype(np.int64))
     first, groups = np.unique(unordered, return_index=True, return_inverse=True)[1:]
@@ -124,6 +136,8 @@ def split_edges(
         cuts.append(cut + bool(0 < cut < groups.size and groups[cut] == groups[cut - 1]))
     parts = np.split(shuffled, cuts[1:], axis=1)
     negatives = np.split(pairs.negatives(edges, cuts[2], rng), cuts[1:2], axis=1)
+    if edge_time is not None:
+        parts[:2], negatives = parts[1::-1], negatives[::-1]
 
     def graph_of(*parts: np.ndarray) -> Graph:
         reverses = [part[::-1] for part in parts if pairs.undirected]
@@ -253,6 +267,20 @@ def _edges_of(graph: Graph, undirected: bool | None) -> tuple[Pairs, np.ndarray,
         )
     pairs = Pairs(graph.num_nodes, True)
     return pairs, np.sort(pairs.numbers(src[src < dst], dst[src < dst])), loops
+
+
+def _times_of(graph: Graph, pairs: Pairs, edges: np.ndarray, edge_time: ArrayLike) -> np.ndarray:
+    """Return the rank of the earliest time of each pair of `edges`."""
+    src, dst, _ = graph._host_edges("edge_time")
+    times = np.asarray(edge_time)
+    if times.shape != (graph.num_edges,):
+        raise ValueError(f"edge_time must be ({graph.num_edges},), got shape {times.shape}")
+    ranks = np.unique(times[: src.size], return_inverse=True)[1]  # without padding
+    is_edge = src != dst
+    numbers = pairs.numbers(src[is_edge].astype(np.int64), dst[is_edge].astype(np.int64))
+    earliest = np.full(edges.size, len(ranks))
+    np.minimum.at(earliest, np.searchsorted(edges, numbers), ranks[is_edge])
+    return earliest
 
 
 def _counts(what: str, size: int, valid: float, test: float) -> list[int]:

@@ -58,7 +58,7 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
     columns: dict[str, np.ndarray] = {}
     if "node_labels" in tables:
         with errors_in(files["node_labels"]):
-            columns |= _one_hot_columns("label", tables["node_labels"], memory)
+            columns |= one_hot_columns("label", tables["node_labels"], memory)
     if "node_attributes" in tables:
         columns |= _numbered("attribute", tables["node_attributes"])
     with errors_in(edges_path.parent):
@@ -146,7 +146,7 @@ def load_gin(path: str | os.PathLike[str]) -> GraphsDataset:
         columns = {}
         # Equal tags carry no information.
         if len({*tags}) > 1:
-            columns = _one_hot_columns("label", np.array(tags, np.int64)[:, None], memory)
+            columns = one_hot_columns("label", np.array(tags, np.int64)[:, None], memory)
         if attributes and attributes[0]:
             if len({*map(len, attributes)}) > 1:
                 raise ValueError("expected as many attributes of each node")
@@ -302,7 +302,7 @@ def _node_features(folder: Path, memory: Memory) -> dict[str, np.ndarray]:
     if x.dtype.kind == "f" or x.max(initial=0) >= _MAX_VALUES:
         return _numbered("feature", x)
     with errors_in(folder):
-        return _one_hot_columns("feature", x, memory)
+        return one_hot_columns("feature", x, memory)
 
 
 def _split(folder: Path) -> dict[str, Any]:
@@ -354,7 +354,7 @@ def _numbered(what: str, x: np.ndarray) -> dict[str, np.ndarray]:
     return {what if x.shape[1] == 1 else f"{what}{i}": column for i, column in enumerate(x.T)}
 
 
-def _one_hot_columns(what: str, x: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+def one_hot_columns(what: str, x: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
     """Return a column of zeros and ones for each value of each column, by ``WHAT=VALUE``."""
     one_hot: dict[str, np.ndarray] = {}
     for name, column in _numbered(what, x).items():
@@ -391,7 +391,7 @@ def _dataset(
     if not columns:
         # Each degree becomes a column, as in the code of GIN.
         degrees = np.bincount(dst, minlength=num_nodes)
-        columns = _one_hot_columns("degree", degrees[:, None], memory)
+        columns = one_hot_columns("degree", degrees[:, None], memory)
     dataset = GraphsDataset(
         name=name,
         num_nodes=num_nodes,

@@ -9,7 +9,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from jax_gnn._core.files import as_path
-from jax_gnn.datasets._csv import SUFFIXES, load_csv
+from jax_gnn.datasets._csv import (
+    load_csv,
+    load_graphs_csv,
+    load_hypergraph_csv,
+    load_relational_csv,
+)
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -22,6 +27,7 @@ from jax_gnn.datasets._edge_files import load_hmetis, load_matrix_market, load_s
 from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, load_tu
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
+from jax_gnn.datasets._layouts import SUFFIXES, layout_of
 from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._planetoid import load_planetoid
 from jax_gnn.datasets._rdf import load_rdf
@@ -34,6 +40,10 @@ Dataset = TypeVar("Dataset", bound=NodeDataset)
 # For each loader the files and the name of its format, for errors, and patterns of the names of its
 # files, any of which shows the format.
 _Formats = Mapping[Callable[..., Dataset], tuple[str, ...]]
+
+_TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges", "graphs") for kind in SUFFIXES]
+_LAYOUTS = {load_csv: "graph", load_hypergraph_csv: "hypergraph", load_graphs_csv: "graphs"}
+_LAYOUTS |= {load_relational_csv: "types"}
 
 _HYPERGRAPHS: _Formats[HypergraphDataset] = {
     load_npz: ("NAME.npz: plain arrays", "*.npz"),
@@ -53,8 +63,8 @@ _HYPERGRAPHS: _Formats[HypergraphDataset] = {
         "node-labels-*.txt",
     ),
     load_hmetis: ("NAME.hgr: hMETIS", "*.hgr"),
+    load_hypergraph_csv: ("a folder with nodes.csv and hyperedges.csv: tables", *_TABLES),
 }
-_TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges") for kind in SUFFIXES]
 _GRAPHS: _Formats[GraphDataset] = {
     load_graph_npz: ("NAME.npz: plain arrays", "*.npz"),
     load_planetoid: ("a folder with ind.NAME.graph: Planetoid", "ind.*"),
@@ -67,25 +77,29 @@ _MANY_GRAPHS: _Formats[GraphsDataset] = {
     load_tu: ("a folder with NAME_A.txt: TUDataset", "*_A.txt"),
     load_ogb_graphs: ("a folder with raw/graph-label.csv.gz: OGB", "graph-label.csv.gz"),
     load_gin: ("NAME.txt: the format of GIN's code", "*.txt"),
+    load_graphs_csv: ("a folder with nodes.csv, edges.csv and graphs.csv: tables", *_TABLES),
 }
 _RELATIONAL: _Formats[RelationalDataset] = {
     load_relational_npz: ("NAME.npz: plain arrays", "*.npz"),
     load_rdf: ("a folder with NAME.nt or NAME.nt.gz: RDF", "*.nt", "*.nt.gz"),
     load_hgb: ("a folder with link.dat: HGB", "link.dat"),
     load_triples: ("a folder with train.txt: facts", *TRIPLES.values()),
+    load_relational_csv: ("a folder with nodes/TYPE.csv: tables by type", "nodes", "edges"),
 }
 
 
-def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
+def load_hypergraph(source: str | os.PathLike[str], **options: Any) -> HypergraphDataset:
     """Read a hypergraph dataset in the format that the names of its files show.
 
     Args:
         source: ``"digits"`` (a folder of that name is ``"./digits"``), a ``.npz`` file
             (:func:`load_npz`), a folder with HyperGCN's pickles (:func:`load_hypergcn`), or a
             folder in the format of AllSet (:func:`load_allset`) or the Cornell collection
-            (:func:`load_cornell`), or one of the files of the last two.
+            (:func:`load_cornell`), or one of the files of the last two; or a folder of tables
+            (:func:`load_hypergraph_csv`).
+        **options: arguments of :func:`load_csv`, for tables.
     """
-    return _load(source, digits, _HYPERGRAPHS)
+    return _load(source, digits, _HYPERGRAPHS, options)
 
 
 def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
@@ -101,25 +115,29 @@ def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
     return _load(source, digits_graph, _GRAPHS, options)
 
 
-def load_graphs(source: str | os.PathLike[str]) -> GraphsDataset:
+def load_graphs(source: str | os.PathLike[str], **options: Any) -> GraphsDataset:
     """Read many graphs with a label each, in the format that the names of the files show.
 
     Args:
         source: a folder of TUDataset (:func:`load_tu`) or the Open Graph Benchmark
-            (:func:`load_ogb_graphs`), or a file in the format of GIN's code (:func:`load_gin`).
+            (:func:`load_ogb_graphs`), or a file in the format of GIN's code (:func:`load_gin`), or
+            a folder of tables (:func:`load_graphs_csv`).
+        **options: arguments of :func:`load_csv`, for tables.
     """
-    return _load(source, None, _MANY_GRAPHS)
+    return _load(source, None, _MANY_GRAPHS, options)
 
 
-def load_relational(source: str | os.PathLike[str]) -> RelationalDataset:
+def load_relational(source: str | os.PathLike[str], **options: Any) -> RelationalDataset:
     """Read edges with relations, in the format that the names of the files show.
 
     Args:
         source: a ``.npz`` file (:func:`load_relational_npz`), a folder with N-Triples or their file
             (:func:`load_rdf`), a folder of the Heterogeneous Graph Benchmark (:func:`load_hgb`), or
-            one with facts as text (:func:`load_triples`), or one of their files.
+            one with facts as text (:func:`load_triples`), or one of their files; or a folder of
+            tables by type (:func:`load_relational_csv`).
+        **options: arguments of :func:`load_csv`, for tables.
     """
-    return _load(source, None, _RELATIONAL)
+    return _load(source, None, _RELATIONAL, options)
 
 
 def _load(
@@ -147,6 +165,11 @@ def _load(
         for load, (_, *patterns) in formats.items()
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
     ]
+    # Tables are of one layout; an hMETIS file beside a table of nodes is part of them.
+    layout = layout_of(path)
+    matches = [load for load in matches if _LAYOUTS.get(load, layout) == layout]
+    if layout == "hypergraph":
+        matches = [load for load in matches if load is not load_hmetis]
     # Each .npz file of a folder is a dataset: only its path says which is meant.
     if path.is_dir() and any("*.npz" in formats[load] for load in matches):
         matches = [load for load in matches if "*.npz" not in formats[load]]
@@ -162,7 +185,7 @@ def _load(
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
     (load,) = matches
-    if load is load_csv:
+    if load in _LAYOUTS:
         return load(path, **options)
     _check_options(path, options)
     return load(path)

@@ -93,7 +93,8 @@ class ColumnFeatures:
         if self.kind == "time":
             array = (array - self.origin) / _DAY
         missing = np.isnan(array)
-        filled = np.where(missing, self.fill, array).astype(np.float32)
+        with np.errstate(over="ignore"):  # large numbers become inf, which datasets refuse
+            filled = np.where(missing, self.fill, array).astype(np.float32)
         flags = [missing.any(axis=1, keepdims=True).astype(np.float32)] * self.indicator
         return np.concatenate([filled, *flags], axis=1)
 

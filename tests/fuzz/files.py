@@ -42,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jax_gnn import datasets, hypergraph_aggregate, schedules, spmm
+from jax_gnn import Graph, datasets, hypergraph_aggregate, schedules, spmm
 from jax_gnn._core import schedule_cache
 from jax_gnn._core.files import Memory
 from jax_gnn.datasets._pickle import _ALLOWED
@@ -195,6 +195,24 @@ TEXTS: dict[str, Files] = {
         "Çel,blue,test,-2,é\n".encode(),
         "edges.csv": 'src,dst,weight\nann,"b,o",1\nÇel,007,0.5\nann,"b,o",2\n'.encode(),
     },
+    "types_csv": {
+        "nodes/author.csv": b"name,h\nann,3\nbob,\n",
+        "nodes/paper.csv": b"id,label,split,year\n1,a,train,2000\n2,,,2001\n",
+        "edges/author-writes-paper.csv": b"author,paper\nann,1\nbob,2\nann,2\n",
+    },
+    "hypergraph_csv": {
+        "nodes.csv": b"node,x,y\n1,0.5,1\n2,1,\n3,$2,0\n",
+        "hyperedges.csv": "node,hyperedge\n1,é\n2,é\n3,f\n".encode(),
+    },
+    "graphs_csv": {
+        "nodes.csv": b"graph,id,atom\ng1,0,C\ng1,1,N\ng2,0,C\n",
+        "edges.csv": b"graph,from,to\ng1,0,1\n",
+        "graphs.csv": b"id,target\ng1,0.5\ng2,\n",
+    },
+    "times_csv": {
+        "nodes.csv": b"id,time\na,2020-01-01\nb,2020-02-01\n",
+        "edges.csv": b"Source,Target,time\na,b,2020-01-03\nb,a,2020-01-03 10:00\n",
+    },
     "cache": {"jax_gnn/schedules.json": cache_text()},
 }
 VALUES = {"hypergcn": hypergcn_values, "planetoid": planetoid_values}
@@ -212,6 +230,7 @@ RELATIONAL_ARRAYS = ("relational_npz", "relational_npz_sparse")
 PLAIN_ARRAYS = [form for form in ARRAYS if form not in RELATIONAL_ARRAYS]
 FORMATS = ["hypergcn", "planetoid", *PLAIN_ARRAYS, "allset", "cornell", *RELATIONAL_ARRAYS]
 FORMATS += ["rdf", "rdf_gz", "hgb", "triples", "csv", "cache"]
+FORMATS += ["types_csv", "hypergraph_csv", "graphs_csv", "times_csv"]
 
 
 # --- Damage --------------------------------------------------------------------------------------
@@ -489,11 +508,13 @@ def forget_peak() -> None:
 
 def load(form: str, folder: Path):
     """Load the dataset in a folder."""
-    if form == "hypergcn" or form in ("allset", "cornell"):
+    if form in ("hypergcn", "allset", "cornell", "hypergraph_csv"):
         return datasets.load_hypergraph(folder)
-    if form in ("planetoid", "csv"):
+    if form in ("planetoid", "csv", "times_csv"):
         return datasets.load_graph(folder)
-    if form in ("rdf", "rdf_gz", "hgb", "triples"):
+    if form == "graphs_csv":
+        return datasets.load_graphs(folder)
+    if form in ("rdf", "rdf_gz", "hgb", "triples", "types_csv"):
         return datasets.load_relational(folder)
     if form.startswith("relational"):
         return datasets.load_relational_npz(folder / "toy.npz")
@@ -531,12 +552,12 @@ def read_dataset(form: str, folder: Path, thorough: bool) -> str:
 def use(data, thorough: bool) -> None:
     """Build the graph, and run an op on it if ``thorough``."""
     y, size = data.y, data.num_nodes
-    if y.shape != (size,) or not (data.x is None or np.isfinite(data.x).all()):
+    if y.shape != (data.num_examples,) or not (data.x is None or np.isfinite(data.x).all()):
         raise Finding(f"{data!r} is not what a dataset promises")
     if isinstance(data, datasets.RelationalDataset):
         graph, count = data.graph(inverse=False, self_relation=False).nodes, data.num_edges
-    elif isinstance(data, datasets.GraphDataset):
-        graph, count = data.graph(), data.num_edges
+    elif isinstance(data, datasets.GraphDataset | datasets.GraphsDataset):
+        graph, count = Graph.from_edges(data.src, data.dst, num_nodes=size), data.num_edges
     else:
         hypergraph = data.hypergraph(self_loops="none")
         graph, count = hypergraph.graph, data.num_incidences
@@ -602,8 +623,8 @@ def check_schedule(key: str, tuned: schedule_cache.Tuned) -> None:
 def run_one(seed: int, number: int, folder: Path) -> str:
     """Makes the files and reads them; what came of it, as "FORMAT read" or "FORMAT refused"."""
     form = FORMATS[number % len(FORMATS)]
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
-        path.unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):  # files before their folders
+        path.rmdir() if path.is_dir() else path.unlink()
     for name, data in make(form, np.random.default_rng([seed, number])).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -93,6 +93,12 @@ class _EdgesConfig(LinkConfig):
         "but those of zeros and ones mean 0 and deviation 1; auto: none if all are zeros and "
         "ones, row where else each column is mostly zero and none is negative, else standardize",
     )
+    edge_split: Literal["auto", "random", "time"] = setting(
+        "auto",
+        "data",
+        "random; time: the last edges test, those before them validate; auto: time where edges "
+        "have times",
+    )
     direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
     scaling: Scaling | None = None  # statistics of the training's data
 

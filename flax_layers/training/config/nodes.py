@@ -39,8 +39,9 @@ class TrainConfig(OptimizerConfig):
     embeds: ClassVar[bool] = False
     keeps_flags: ClassVar[bool] = False
     sums: ClassVar[bool] = False
-    # Defaults for datasets of a format, by which the model was published.
-    published: ClassVar[Mapping[str, Defaults]] = {}
+    # Defaults for datasets of a format, by which the model was published; columns of tables have
+    # units of their own.
+    published: ClassVar[Mapping[str, Defaults]] = {"tables": {"feature_normalization": "auto"}}
 
     # The runs, and the optimizer of each.
     splits: int = setting(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from flax_layers.relational import Norm
 from flax_layers.relational_attention import Attention, Softmax
-from flax_layers.training.config.nodes import FeatureNormalization, SampledConfig
+from flax_layers.training.config.nodes import Defaults, FeatureNormalization, SampledConfig
 from flax_layers.training.config.settings import COUNT, RATE, WHOLE, setting
 
 _BASES_HELP = "bases that the weights of relations are mixed from; 0: each has weights of its own"
@@ -34,6 +35,16 @@ class RGCNConfig(RelationalConfig):
     title: ClassVar[str] = (
         "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)"
     )
+    published: ClassVar[Mapping[str, Defaults]] = {
+        "tables": {
+            "features": "native",
+            "feature_normalization": "auto",
+            "hidden_features": 64,
+            "dropout_rate": 0.5,
+            "weight_decay": 5e-4,
+            "epochs": 200,
+        }
+    }
     epochs: int = 50
     # As in the authors' code, only the first convolution decays.
     weight_decay: float = 0.0

@@ -1,0 +1,80 @@
+"""Layouts of folders of tables, by the names of their files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jax_gnn.datasets._check import locate
+
+SUFFIXES = "csv", "csv.gz", "csv.zst", "tsv", "tsv.gz", "tsv.zst", "parquet", "arrow", "feather"
+_SUFFIX = rf"\.({'|'.join(map(re.escape, SUFFIXES))})"
+_TABLE = re.compile(rf"(?P<name>.*?)(?P<part>nodes|hyperedges|edges|graphs){_SUFFIX}").fullmatch
+_TYPE = re.compile(rf"(?P<type>.+?){_SUFFIX}").fullmatch
+
+
+def layout_of(path: Path) -> str:
+    """Return "graph", "hypergraph", "graphs" or "types" for tables, "" for other files.
+
+    Raises:
+        ValueError: A folder has tables of two layouts.
+    """
+    parts = {match["part"]: match.string for match in _tables(path)}
+    if path.is_dir() and any((path / part).is_dir() for part in ("nodes", "edges")):
+        parts |= {"types": "the folders nodes and edges"}
+    elif path.is_dir() and "nodes" in parts and (files := [*path.glob("*.hgr")]):
+        parts.setdefault("hyperedges", files[0].name)
+    for part, others in (
+        ("types", ("nodes", "edges", "hyperedges", "graphs")),
+        ("hyperedges", ("edges", "graphs")),
+    ):
+        if part in parts and (surplus := [parts[other] for other in others if other in parts]):
+            raise ValueError(
+                f"{path} has {parts[part]}, and beside it {surplus[0]}, which is another layout of "
+                "tables: separate them"
+            )
+    layouts = {"types": "types", "hyperedges": "hypergraph", "graphs": "graphs"}
+    return next((layouts[part] for part in layouts if part in parts), "graph" * bool(parts))
+
+
+def _tables(path: Path) -> list[re.Match[str]]:
+    """Return matches of the names of the tables in a folder, or beside one of them."""
+    if path.is_dir():
+        return [match for file in sorted(path.iterdir()) if (match := _TABLE(file.name))]
+    this = _TABLE(path.name)
+    if this is None or not path.parent.is_dir():
+        return []
+    return [match for match in _tables(path.parent) if match["name"] == this["name"]]
+
+
+def locate_tables(path: Path, *parts: str) -> list[Path]:
+    """Return the tables of the parts of a graph, from their folder or one of them."""
+    matches, folder = _tables(path), path if path.is_dir() else path.parent
+    files = {match["part"]: folder / match.string for match in matches}
+    is_one = len({match["name"] for match in matches}) == 1 and len(files) == len(matches)
+    if "hyperedges" in parts and path.is_dir() and (lists := [*path.glob("*.hgr")]):
+        files.setdefault("hyperedges", lists[0])
+    if not is_one or not {*parts} <= files.keys():
+        # Errors of this function say what is wrong.
+        return locate(path, *(("", f"{part}.csv") for part in parts))
+    return [files[part] for part in parts]
+
+
+def type_tables(folder: Path) -> dict[str, Path]:
+    """Return the tables of a folder with a file for each type, by type."""
+    tables: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = _TYPE(file.name)
+        if match and (other := tables.setdefault(match["type"], file)) != file:
+            raise ValueError(f"{folder} has {other.name} and {file.name}: keep one")
+    if not tables:
+        what = f"a table for each type: {folder.name}/TYPE.csv"
+        raise ValueError(f"{folder.parent} is no folder with {what}")
+    return tables
+
+
+def dataset_name(path: Path, table: Path) -> str:
+    """Return the name of a dataset: that before "nodes" in the table's, or that of the folder."""
+    match = _TABLE(table.name)
+    folder = path if path.is_dir() else path.parent
+    return (match["name"].rstrip("-_.") if match else "") or folder.absolute().name
