@@ -213,6 +213,21 @@ def test_parts_of_garbage():
     assert np.isfinite(split.unshard(y)).all()
 
 
+def test_random_numbers_differ_by_device(rng):
+    """Keys for all devices become one for each; a model's own stream is refused by name."""
+    sharded = shard_graph(random_graph(rng), mesh_of(2), "nodes", "hash")
+    x = sharded.shard(np.ones((sharded.num_nodes, 4), np.float32))
+    key = jax.random.key(0)
+    drawn = sharded.apply(lambda part, x, key: jax.random.normal(key, (3,)), x, key=key)
+    expected = [jax.random.normal(jax.random.fold_in(key, device), (3,)) for device in (0, 1)]
+    np.testing.assert_array_equal(drawn, jnp.stack(expected))
+    model = flax_layers.GCN(4, 64, 3, rngs=nnx.Rngs(0))
+    logits = sharded.apply(model, x, rngs=key)
+    assert np.isfinite(logits).all()
+    with pytest.raises(ValueError, match=r"training mode.*rngs=jax.random.key"):
+        sharded.apply(model, x)
+
+
 # --- Rows that travel ----------------------------------------------------------------------------
 
 

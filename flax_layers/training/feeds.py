@@ -93,13 +93,8 @@ class SplitGraph(WholeGraph):
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""
-
-        def part_logits(part: PyTree, *inputs: PyTree) -> Array:
-            # Dropout differs by device.
-            rngs = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(graph.axis))
-            return model(part, *inputs, deterministic=key is None, rngs=rngs)
-
-        return _merge_devices(graph.apply(part_logits, *inputs))
+        rows = graph.apply(model, *inputs, deterministic=key is None, rngs=key)
+        return _merge_devices(rows)
 
 
 def _merge_devices(rows: Array) -> Array:

@@ -279,14 +279,16 @@ class ShardedGraph:
                 `flax_layers`, or one made of its convolutions, needs no changes.
             *values: pytrees of arrays with a leading axis of devices, such as results of
                 :meth:`shard` and :meth:`shard_edges`. A device gets its row, without that axis.
-            **named: further arguments, the same for all devices.
+            **named: further arguments, the same for all devices; but a key of `jax.random.key` is
+                folded with the device's number, so that devices draw different numbers.
 
         Returns:
             The result of the function, each array with a leading axis of devices.
 
         Raises:
             ValueError: an array of ``values`` has no axis of the devices, or ``part``, ``node_ids``
-                and ``mesh`` are not of one split, after a change of some.
+                and ``mesh`` are not of one split, after a change of some; or the function changes
+                an object from outside, as a model does that draws from its own `nnx.Rngs`.
         """
         arguments.check_callable("function", function)
         self._check_split()
@@ -295,8 +297,19 @@ class ShardedGraph:
 
         def call(part: object, values: tuple[object, ...]) -> Result:
             part, values = jax.tree.map(lambda leaf: leaf[0], (part, values))
-            result: Result = jax.tree.map(lambda leaf: leaf[None], function(part, *values, **named))
-            return result
+            device = jax.lax.axis_index(self.axis)
+            own = {name: _own_key(device, value) for name, value in named.items()}
+            try:
+                result = function(part, *values, **own)
+            except Exception as error:
+                if type(error).__name__ != "TraceContextError":  # Flax's, which is not imported
+                    raise
+                raise ValueError(
+                    "function must not change objects from outside, as a model in training mode "
+                    "does that draws from its own rngs: pass rngs=jax.random.key(…) to apply, or "
+                    "merge a model of nnx.split inside the function"
+                ) from error
+            return cast(Result, jax.tree.map(lambda leaf: leaf[None], result))
 
         # Leaves have a leading axis of one device inside.
         spec = PartitionSpec(self.axis)
@@ -328,6 +341,12 @@ class ShardedGraph:
     @property
     def _sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+
+def _own_key(device: Array, value: Any) -> Any:
+    """Return a device's own key in place of a key for all devices, and all else as it is."""
+    is_key = isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.random.fold_in(value, device) if is_key and not value.shape else value
 
 
 def _on_devices(
