@@ -386,6 +386,31 @@ def test_functions_without_edges_run_as_they_are():
         lift(lambda x, ids: x[ids])(x, ids)
 
 
+def test_functions_are_traced_once():
+    traces = []
+
+    def plain(x, y, scale):
+        traces.append(1)
+        return {"x": jnp.sin(x) * scale, "y": y, "kind": "plain", "count": 3}
+
+    x, y = jnp.ones((3, 2)), jnp.ones(4, jnp.int32)
+    kinds = []
+
+    def call(x, y, scale):
+        out = lift(plain)(x, y, scale)
+        kinds.append((out.pop("kind"), out.pop("count")))
+        return out
+
+    jitted = jax.jit(call, static_argnums=2, donate_argnums=1)
+    out = jitted(x, y + 0, 2.0)
+    assert (len(traces), kinds) == (1, [("plain", 3)])
+    assert_equal(out, {"x": jnp.sin(x) * 2.0, "y": y}, 1e-6)
+    gradient = jax.jit(jax.grad(lambda x: lift(plain)(x, y + 0, 2.0)["x"].sum()))
+    assert_equal(gradient(x), 2 * jnp.cos(x), 1e-6)
+    assert len(traces) == 2
+    assert isinstance(lift(plain)(np.ones(2), np.ones(2), 3)["y"], np.ndarray)  # eagerly
+
+
 def test_arrays_that_a_function_closes_over_may_change():
     floats, ids = draw(np.float32)
     weights = [jnp.ones(WIDTH)]
