@@ -8,10 +8,13 @@ All edge values of a space and a level are computed by one program (`lift_run`).
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jax_gnn._program.lift_ids import CLIPS, End, Flat, Indexing, Use, has_indexing
 from jax_gnn._program.lift_rows import (
@@ -318,6 +321,16 @@ class Analysis(Indexing):
             if not any(v is var for user in users for v, _, _ in self.wanted_axes(user)):
                 del self.edges[var], self._space_of[use]
                 self.left[id(eqn)] = eqn, "nothing is computed from it for each edge"
+
+    @functools.cached_property
+    def constants(self) -> dict[Any, np.ndarray]:
+        """The constants that are part of programs, of the arrays that edges read as a whole."""
+        return self.known_arrays(
+            var
+            for edge in self.edges.values()
+            for var, axis in zip(edge.eqn.invars, edge.axes, strict=False)
+            if is_var(var) and axis is None and edge.row is not None
+        )
 
     # --- Levels --------------------------------------------------------------------------------
 

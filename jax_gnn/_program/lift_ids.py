@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -279,26 +279,37 @@ class Indexing:
         value = np.asarray(atom.val)
         return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
 
-    def known_array(self, var: Any) -> np.ndarray | None:
-        """Return a small sparse array of floats that constants alone make, or None.
+    def known_arrays(self, wanted: Iterable[Any]) -> dict[Any, np.ndarray]:
+        """Return the small sparse arrays of floats that constants alone make, of some variables.
 
-        Such arrays, as those of Clebsch and Gordan, are part of kernels.
+        Such arrays, as those of Clebsch and Gordan, are part of kernels. They are computed by one
+        call, which compiles faster than one for each equation.
         """
-        if var.aval.size > MAX_CONSTANT or not jnp.issubdtype(var.aval.dtype, jnp.floating):
-            return None
-        eqns = needed_equations(self.flat.eqns, [var])
-        leaves = {var, *(v for eqn in eqns for v in eqn.invars if is_var(v))}
-        leaves -= {v for eqn in eqns for v in eqn.outvars}
-        consts = self.flat.consts
-        if not leaves <= consts.keys() or is_traced(*(consts[v] for v in leaves)):
-            return None
-        inputs = [*leaves]
-        template: Any = self.flat.template
-        jaxpr = template.replace(constvars=[], invars=inputs, outvars=[var], eqns=eqns)
-        with jax.ensure_compile_time_eval():
+        consts = {var: x for var, x in self.flat.consts.items() if not is_traced(x)}
+        known = {*consts}
+        for eqn in self.flat.eqns:
+            if not eqn.effects and all(v in known for v in eqn.invars if is_var(v)):
+                known.update(eqn.outvars)
+        outs = [
+            var
+            for var in dict.fromkeys(wanted)
+            if var in known
+            and var.aval.size <= MAX_CONSTANT
+            and jnp.issubdtype(var.aval.dtype, jnp.floating)
+        ]
+        eqns = needed_equations(self.flat.eqns, outs)
+        if eqns:
+            read = (v for eqn in eqns for v in eqn.invars if is_var(v))
+            inputs = [*dict.fromkeys(v for v in read if v in consts)]
+            made = [var for var in outs if var not in consts]
+            template: Any = self.flat.template
+            jaxpr = template.replace(constvars=[], invars=inputs, outvars=made, eqns=eqns)
             function = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))
-            value = np.asarray(function(*(consts[v] for v in inputs))[0])
-        return value if is_constant(value) else None
+            operands = [consts[v] for v in inputs]
+            compiled = jax.jit(function).lower(*operands).compile()
+            consts |= zip(made, compiled(*operands), strict=True)
+        arrays = {var: np.asarray(consts[var]) for var in outs}
+        return {var: x for var, x in arrays.items() if is_constant(x)}
 
 
 def fill_value(use: Use, dtype: Any) -> Any:

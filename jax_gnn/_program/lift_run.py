@@ -17,7 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import take
+from jax_gnn._core.arrays import row_wise, take
 from jax_gnn._core.ids import is_traced
 from jax_gnn._ops.edge_region.xla import NEUTRAL
 from jax_gnn._program.backend import backend
@@ -36,7 +36,7 @@ from jax_gnn._program.lift_masks import with_masks
 from jax_gnn._program.lift_order import (
     Context,
     EdgeOrder,
-    abstract_graph,
+    abstract_order,
     order_edges,
     order_of_graph,
 )
@@ -168,10 +168,10 @@ class Plan:
         """Return the counted times of a space's programs and orders, and of its equations."""
         num_edges = space.num_edges
         lifted, plain = Times() if is_sorted else sort_times(num_edges), Times()
-        graph = abstract_graph(space, self._drops[space], is_sorted)
+        order = abstract_order(space, self._drops[space], is_sorted)
         permuted: dict[Any, Any] = {}
         for program in (x for level in self._programs.values() for x in level if x.space is space):
-            times = program_times(program.planned(graph))
+            times = program_times(program.planned(order))
             lifted, plain = lifted.plus(times[0]), plain.plus(times[1])
             permuted |= {key: key[0].aval for key in program.edges}
             permuted |= {var: var.aval for var in program.stored if var in self.escaping}
@@ -352,9 +352,10 @@ class Plan:
                 return
             values[eqn.outvars[0]] = self._original(eqn, values[eqn.invars[0]], ids, y)
             return
-        if (mask := order.mask(use, False, space.wraps[space.senders])) is not None:
-            mask = mask.reshape(-1, *[1] * (y.ndim - 1))
-            y = jnp.where(mask, y, jnp.asarray(NEUTRAL[use.reduce], y.dtype))
+        if order.has_mask(use, False, space.wraps[space.senders]):
+            y = jnp.where(
+                row_wise(order.mask(False), y), y, jnp.asarray(NEUTRAL[use.reduce], y.dtype)
+            )
         self._assign(eqn, order.sum_at_senders(y, use.reduce), values)
 
     def _sum(self, eqn: Equation, values: dict[Any, Any], known: dict[Any, Any]) -> None:
