@@ -135,6 +135,12 @@ def sum_times(num_edges: int, aval: Any) -> tuple[Times, Times]:
     return Times(kernel, 2 * kernel), Times(scatter, 2 * scatter)
 
 
+def lookup_pays(num_edges: int, aval: Any) -> bool:
+    """Return whether the derivative of a lookup gains time as a sum, by ids that are sorted."""
+    kernel, scatter = sum_times(num_edges, aval)
+    return _MARGIN * (kernel.forward + sort_times(num_edges).forward) < scatter.forward
+
+
 def product_times(num_edges: int, num_segments: int, aval: Any) -> Times:
     """Return the times of one-hot rows, and of their product with rows of edges."""
     moved = (2 * num_edges * num_segments + aval.size) * aval.dtype.itemsize

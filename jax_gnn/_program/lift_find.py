@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_gnn._core.arrays import FLOATS
 from jax_gnn._program.lift_ids import CLIPS, End, Flat, Indexing, Use, has_indexing
 from jax_gnn._program.lift_rows import (
     Equation,
@@ -399,8 +400,16 @@ class Analysis(Indexing):
             if use.reduce == "sum" and use.mode == "drop" and key not in self.scatters
         }
 
+    def lookups(self) -> dict[int, Use]:
+        """Return the gathers of rows of floats that are no edges, such as those of embeddings."""
+        return {
+            key: use
+            for key, use in self.uses.items()
+            if not use.reduce and use.moved.dtype in FLOATS and use.eqn.outvars[0] not in self.edges
+        }
+
     def explanations(self, lifted: Collection[int] = ()) -> list[str]:
-        """Return a line for each gather and scatter that stays, but for sums that are lifted."""
+        """Return a line for each gather and scatter that stays, but for those by other ids."""
         lines = []
         for key, (eqn, reason) in self.left.items():
             if key in lifted or eqn.outvars[0] in self.edges:

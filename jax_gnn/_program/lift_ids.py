@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,11 +75,29 @@ class Use:
         return int(by_edge.aval.shape[0])
 
     @property
+    def moved(self) -> Any:
+        """The abstract rows that are gathered or scattered."""
+        is_scatter = self.reduce in _REDUCTIONS.values()
+        return (self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]).aval
+
+    @property
     def numbers(self) -> int:
         """Number of elements that are gathered or scattered."""
-        is_scatter = self.reduce in _REDUCTIONS.values()
-        moved = self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]
-        return math.prod(moved.aval.shape)
+        return math.prod(self.moved.shape)
+
+
+class Segment(NamedTuple):
+    """Equations that run as they were.
+
+    Attributes:
+        function: The equations.
+        inputs: The variables that they read.
+        outputs: The variables that others read.
+    """
+
+    function: Callable[..., Sequence[Any]]
+    inputs: list[Any]
+    outputs: list[Any]
 
 
 class Flat(NamedTuple):
@@ -95,6 +113,15 @@ class Flat(NamedTuple):
     outvars: list[Any]
     template: jex.Jaxpr
     products: frozenset[Any] = frozenset()
+
+    def segment(self, eqns: Sequence[Equation], needed: Container[Any]) -> Segment:
+        """Return some equations as a function, which returns what is needed."""
+        made = {v: None for eqn in eqns for v in eqn.outvars}
+        inputs = [*dict.fromkeys(v for e in eqns for v in e.invars if is_var(v) and v not in made)]
+        outputs = [v for v in made if v in needed]
+        template: Any = self.template
+        jaxpr = template.replace(constvars=[], invars=inputs, outvars=outputs, eqns=[*eqns])
+        return Segment(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, [])), inputs, outputs)
 
 
 def has_indexing(jaxpr: jex.Jaxpr) -> bool:
@@ -299,15 +326,10 @@ class Indexing:
         ]
         eqns = needed_equations(self.flat.eqns, outs)
         if eqns:
-            read = (v for eqn in eqns for v in eqn.invars if is_var(v))
-            inputs = [*dict.fromkeys(v for v in read if v in consts)]
-            made = [var for var in outs if var not in consts]
-            template: Any = self.flat.template
-            jaxpr = template.replace(constvars=[], invars=inputs, outvars=made, eqns=eqns)
-            function = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))
-            operands = [consts[v] for v in inputs]
-            compiled = jax.jit(function).lower(*operands).compile()
-            consts |= zip(made, compiled(*operands), strict=True)
+            segment = self.flat.segment(eqns, set(outs))
+            operands = [consts[v] for v in segment.inputs]
+            compiled = jax.jit(segment.function).lower(*operands).compile()
+            consts |= zip(segment.outputs, compiled(*operands), strict=True)
         arrays = {var: np.asarray(consts[var]) for var in outs}
         return {var: x for var, x in arrays.items() if is_constant(x)}
 

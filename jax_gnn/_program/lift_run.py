@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -23,6 +23,7 @@ from jax_gnn._ops.edge_region.xla import NEUTRAL
 from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_cost import (
     Times,
+    lookup_pays,
     pays,
     permutation_times,
     program_times,
@@ -30,7 +31,7 @@ from jax_gnn._program.lift_cost import (
     sum_times,
 )
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
-from jax_gnn._program.lift_ids import SOFTMAX, Flat, Use, flatten
+from jax_gnn._program.lift_ids import SOFTMAX, Flat, Segment, Use, flatten
 from jax_gnn._program.lift_level import LevelProgram
 from jax_gnn._program.lift_masks import with_masks
 from jax_gnn._program.lift_order import (
@@ -42,22 +43,8 @@ from jax_gnn._program.lift_order import (
 )
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
 from jax_gnn._program.lift_softmax import with_softmaxes
-from jax_gnn._program.lift_sums import sum_by_ids, sum_gains, with_sums
+from jax_gnn._program.lift_sums import look_up, sum_by_ids, sum_gains, with_sums
 from jax_gnn._program.trace import function_of
-
-
-class Segment(NamedTuple):
-    """Equations that run as they were.
-
-    Attributes:
-        function: The equations.
-        inputs: The variables that they read.
-        outputs: The variables that others read.
-    """
-
-    function: Callable[..., Sequence[Any]]
-    inputs: list[Any]
-    outputs: list[Any]
 
 
 class Plan:
@@ -93,7 +80,7 @@ class Plan:
                     self._loops[id(eqn)] = plans
         self._sender_sums: dict[int, list[Equation]] = defaultdict(list)
         self._programs = self._make_programs()
-        self._sums = self.analysis.other_sums()
+        self._sums = self.analysis.other_sums() | self.analysis.lookups()
         self._lifted_sums = {*self._sums}
         self._steps = self._make_steps()
         self._drops = {space: self._dropping_use(space) for space in self.analysis.spaces}
@@ -124,9 +111,17 @@ class Plan:
         return bool(edges or self._loops or self._lifted_sums)
 
     def _without_sums(self) -> Plan:
-        """Return the plan with sums by ids left to JAX, but for products of one-hot rows."""
-        plan, sums = copy.copy(self), self._sums
-        plan._lifted_sums = {k for k in sums if sums[k].eqn.outvars[0] in self.flat.products}
+        """Return the plan with sums and lookups by ids left to JAX, but for those that gain.
+
+        These are products of one-hot rows, and lookups whose derivatives are counted to.
+        """
+        plan = copy.copy(self)
+        plan._lifted_sums = {
+            key
+            for key, use in self._sums.items()
+            if use.eqn.outvars[0] in self.flat.products
+            or (not use.reduce and lookup_pays(use.num_edges, use.moved))
+        }
         return plan
 
     # --- Counts --------------------------------------------------------------------------------
@@ -283,17 +278,9 @@ class Plan:
             else:
                 group.append([eqn])
         return {
-            level: [self._segment(x, needed) if isinstance(x, list) else x for x in group]
+            level: [self.flat.segment(x, needed) if isinstance(x, list) else x for x in group]
             for level, group in steps.items()
         }
-
-    def _segment(self, eqns: list[Equation], needed: Iterable[Any]) -> Segment:
-        made = {v for eqn in eqns for v in eqn.outvars}
-        inputs = [*dict.fromkeys(v for e in eqns for v in e.invars if is_var(v) and v not in made)]
-        outputs = [v for v in made if v in needed]
-        template: Any = self.flat.template
-        jaxpr = template.replace(constvars=[], invars=inputs, outvars=outputs, eqns=eqns)
-        return Segment(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, [])), inputs, outputs)
 
     # --- Run -----------------------------------------------------------------------------------
 
@@ -359,12 +346,15 @@ class Plan:
         self._assign(eqn, order.sum_at_senders(y, use.reduce), values)
 
     def _sum(self, eqn: Equation, values: dict[Any, Any], known: dict[Any, Any]) -> None:
-        """Run a sum by ids that is of no lifted edges."""
+        """Run a sum or lookup by ids that is of no lifted edges."""
         use = self._sums[id(eqn)]
         operands = [values[v] if is_var(v) else literal(v) for v in eqn.invars]
         is_known = self._leaves(use.end.root) <= known.keys()
         is_sorted = is_known and sum_gains(use, self._ids(use.end.root, values, known))
-        if is_sorted or id(eqn) in self._lifted_sums:
+        is_lifted = is_sorted or id(eqn) in self._lifted_sums
+        if is_lifted and not use.reduce:
+            values[eqn.outvars[0]] = look_up(use, operands[0], operands[1], is_sorted)
+        elif is_lifted:
             y = sum_by_ids(operands[1][:, 0], use.end.num_nodes, operands[2], is_sorted)
             self._assign(eqn, y, values)
         else:
@@ -411,7 +401,7 @@ class Plan:
         if not eqns or not self._leaves(var) <= known.keys():
             return values[var]
         with jax.ensure_compile_time_eval():
-            segment = self._segment(eqns, {var})
+            segment = self.flat.segment(eqns, {var})
             known[var] = segment.function(*(known[v] for v in segment.inputs))[0]
         return known[var]
 
@@ -442,7 +432,7 @@ class Plan:
                 if eqns and leaves <= known.keys():
                     self._ids(end.root, values, known)
                 elif eqns:
-                    segment = self._segment(eqns, {end.root})
+                    segment = self.flat.segment(eqns, {end.root})
                     (values[end.root],) = segment.function(*(values[v] for v in segment.inputs))
             else:
                 self._order(space, values, known, context)
