@@ -43,7 +43,7 @@ from jax_gnn._program.lift_order import (
 )
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
 from jax_gnn._program.lift_softmax import with_softmaxes
-from jax_gnn._program.lift_sums import look_up, sum_by_ids, sum_gains, with_sums
+from jax_gnn._program.lift_sums import look_up, segments_of, sum_gains, sum_rows, with_sums
 from jax_gnn._program.trace import function_of
 
 
@@ -335,7 +335,7 @@ class Plan:
                 ids = jnp.where(is_edge, take(ids, order.edge_ids), use.end.num_nodes)
             is_lifted = context.deterministic or eqn.outvars[0] in self.flat.products
             if is_lifted and use.reduce == "sum" and use.mode == "drop":
-                self._assign(eqn, sum_by_ids(ids[:, 0], use.end.num_nodes, y), values)
+                self._assign(eqn, sum_rows(y, segments_of(use, ids)), values)
                 return
             values[eqn.outvars[0]] = self._original(eqn, values[eqn.invars[0]], ids, y)
             return
@@ -351,14 +351,16 @@ class Plan:
         operands = [values[v] if is_var(v) else literal(v) for v in eqn.invars]
         is_known = self._leaves(use.end.root) <= known.keys()
         is_sorted = is_known and sum_gains(use, self._ids(use.end.root, values, known))
-        is_lifted = is_sorted or id(eqn) in self._lifted_sums
-        if is_lifted and not use.reduce:
-            values[eqn.outvars[0]] = look_up(use, operands[0], operands[1], is_sorted)
-        elif is_lifted:
-            y = sum_by_ids(operands[1][:, 0], use.end.num_nodes, operands[2], is_sorted)
-            self._assign(eqn, y, values)
-        else:
+        if not is_sorted and id(eqn) not in self._lifted_sums:
             values[eqn.outvars[0]] = self._original(eqn, *operands)
+            return
+        key = "segments", use.key, use.wraps, use.mode == "clip", is_sorted
+        if key not in values:  # sorted once for all uses of the ids
+            values[key] = segments_of(use, operands[1], is_sorted)
+        if use.reduce:
+            self._assign(eqn, sum_rows(operands[2], values[key]), values)
+        else:
+            values[eqn.outvars[0]] = look_up(use, operands[0], operands[1], values[key])
 
     def _original(self, eqn: Equation, *operands: Any) -> Any:
         return function_of(eqn, self.flat.template)[0](*operands)[0]

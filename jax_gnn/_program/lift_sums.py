@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import as_signed, is_traced
 from jax_gnn._ops.segment_reduce.arguments import Segments
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
@@ -137,28 +138,33 @@ def sum_gains(use: Use, ids: Any) -> bool:
     return is_large or backend() != "cpu"
 
 
-def sum_by_ids(ids: Any, num_nodes: int, x: Array, is_sorted: bool = False) -> Array:
-    """Return the sum of rows by ids, which has one order; ids out of range are dropped."""
-    matrix = Segments(as_signed(ids), num_nodes, is_sorted, None).matrix
-    y: Array = segment_reduce(x, None, matrix, reduce="sum", heads=1)
+def segments_of(use: Use, indices: Array, is_sorted: bool = False) -> SparseMatrix:
+    """Return the sorted ids of a sum or lookup, whose indices are ``(ids, 1)``.
+
+    Ids out of range have no sum and no gradient, but for those that a lookup clips.
+    """
+    ids = as_signed(indices[:, 0])
+    ids = jnp.clip(ids, 0, use.end.num_nodes - 1) if use.mode == "clip" else ids
+    return Segments(ids, use.end.num_nodes, is_sorted, None).matrix
+
+
+def sum_rows(x: Array, segments: SparseMatrix) -> Array:
+    """Return the sum of rows by ids, which has one order."""
+    y: Array = segment_reduce(x, None, segments, reduce="sum", heads=1)
     return y
 
 
-def look_up(use: Use, x: Array, indices: Array, is_sorted: bool = False) -> Array:
+def look_up(use: Use, x: Array, indices: Array, segments: SparseMatrix) -> Array:
     """Return the rows that a gather reads, with a derivative that sums them in one order."""
 
     @jax.custom_jvp
-    def rows(x: Array, indices: Array) -> Array:
+    def rows(x: Array, indices: Array, segments: SparseMatrix) -> Array:
         y: Array = use.eqn.primitive.bind(x, indices, **use.eqn.params)
         return y
 
     @rows.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
-        ids = as_signed(primals[1][:, 0])
-        # Only ids that are clipped have a gradient out of range.
-        ids = jnp.clip(ids, 0, use.end.num_nodes - 1) if use.mode == "clip" else ids
-        matrix = Segments(ids, use.end.num_nodes, is_sorted, None).matrix
-        return rows(*primals), gather(tangents[0], matrix)
+        return rows(*primals), gather(tangents[0], primals[2])
 
-    y: Array = rows(x, indices)
+    y: Array = rows(x, indices, segments)
     return y
