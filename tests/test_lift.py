@@ -251,6 +251,18 @@ def test_padded_edges_of_traced_ids_have_no_effect():
             np.testing.assert_allclose(actual[name], expected[name], rtol=2e-4, atol=2e-5)
 
 
+def test_rows_by_a_third_array_are_summed_at_senders():
+    def model(x, s, r, other):
+        m = jnp.tanh(x[s]) * x[r]
+        y = sum_by(m, r, NODES) + sum_by(jnp.sin(m), r, NODES)
+        return y + sum_by(x[other], s, NODES)
+
+    floats, ids = draw(np.float32)
+    arguments = floats["x"], ids["s"], ids["r"], ids["s"][::-1].copy()
+    lifted = lift(model, deterministic=True)
+    assert_equal(jax.jit(lifted)(*arguments), jax.jit(model)(*arguments), 2e-5)
+
+
 def test_results_of_edges_are_in_the_order_of_the_input():
     def products(x, s, r):
         return sum_by(x[s], r, NODES), x[s] * 10 + x[r]

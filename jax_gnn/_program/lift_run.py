@@ -263,6 +263,7 @@ class Plan:
             if id(eqn) in analysis.scatters:
                 is_third = analysis.is_third(analysis.scatters[id(eqn)][1])
                 needed |= set(filter(is_var, eqn.invars[: 1 + is_third]))
+                needed |= {v for v in eqn.invars[2:] if is_var(v) and v not in analysis.edges}
             elif not any(v in analysis.edges for v in eqn.outvars) and (
                 any(v in needed for v in eqn.outvars)
             ):
