@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 52_250, "flax_layers": 15_660, "tests": 47_050, "cpp": 25_400}
+MAX_LINES = {"jax_gnn": 52_310, "flax_layers": 15_660, "tests": 47_080, "cpp": 25_400}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
