@@ -251,6 +251,18 @@ def test_padded_edges_of_traced_ids_have_no_effect():
             np.testing.assert_allclose(actual[name], expected[name], rtol=2e-4, atol=2e-5)
 
 
+def test_rows_by_a_third_array_are_summed_at_senders():
+    def model(x, s, r, other):
+        m = jnp.tanh(x[s]) * x[r]
+        y = sum_by(m, r, NODES) + sum_by(jnp.sin(m), r, NODES)
+        return y + sum_by(x[other], s, NODES)
+
+    floats, ids = draw(np.float32)
+    arguments = floats["x"], ids["s"], ids["r"], ids["s"][::-1].copy()
+    lifted = lift(model, deterministic=True)
+    assert_equal(jax.jit(lifted)(*arguments), jax.jit(model)(*arguments), 2e-5)
+
+
 def test_results_of_edges_are_in_the_order_of_the_input():
     def products(x, s, r):
         return sum_by(x[s], r, NODES), x[s] * 10 + x[r]
@@ -384,6 +396,31 @@ def test_functions_without_edges_run_as_they_are():
     x, ids = jnp.ones((3, 2)), jnp.array([0.0, 1.0])
     with pytest.raises(TypeError, match=r"[Ii]ndex"):
         lift(lambda x, ids: x[ids])(x, ids)
+
+
+def test_functions_are_traced_once():
+    traces = []
+
+    def plain(x, y, scale):
+        traces.append(1)
+        return {"x": jnp.sin(x) * scale, "y": y, "kind": "plain", "count": 3}
+
+    x, y = jnp.ones((3, 2)), jnp.ones(4, jnp.int32)
+    kinds = []
+
+    def call(x, y, scale):
+        out = lift(plain)(x, y, scale)
+        kinds.append((out.pop("kind"), out.pop("count")))
+        return out
+
+    jitted = jax.jit(call, static_argnums=2, donate_argnums=1)
+    out = jitted(x, y + 0, 2.0)
+    assert (len(traces), kinds) == (1, [("plain", 3)])
+    assert_equal(out, {"x": jnp.sin(x) * 2.0, "y": y}, 1e-6)
+    gradient = jax.jit(jax.grad(lambda x: lift(plain)(x, y + 0, 2.0)["x"].sum()))
+    assert_equal(gradient(x), 2 * jnp.cos(x), 1e-6)
+    assert len(traces) == 2
+    assert isinstance(lift(plain)(np.ones(2), np.ones(2), 3)["y"], np.ndarray)  # eagerly
 
 
 def test_arrays_that_a_function_closes_over_may_change():

@@ -208,6 +208,38 @@ def test_sums_by_graph_have_one_order_where_that_is_asked_for():
             assert ("scatter-add" in jaxpr) != deterministic
 
 
+@pytest.mark.parametrize("mode", [None, "clip", "fill", "promise_in_bounds"])
+@pytest.mark.parametrize("is_traced", [False, True], ids=["known", "traced"])
+def test_lookups(is_traced, mode):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        table = jnp.asarray(rng.normal(size=(4, WIDTH)))
+        # Where a gather promises that ids are in range, JAX's derivatives of others differ.
+        ids = jnp.asarray(rng.integers(-4, 6 if mode in ("clip", "fill") else 4, 19))
+
+        def model(table, ids):
+            return jnp.nan_to_num(jnp.sin(table.at[ids].get(mode=mode)))
+
+        def derivatives(function, ids):
+            def gradient(table):
+                return jax.grad(lambda x: (function(x, ids) ** 3).sum())(table)
+
+            tangents = jax.jvp(lambda x: function(x, ids), (table,), (table + 1,))
+            return tangents, gradient(table), jax.grad(lambda x: gradient(x)[1:].sum())(table)
+
+        lifted = lift(model, deterministic=True)
+        call = jax.jit(lambda *ids: derivatives(lifted, *(ids or (known,))))
+        known, traced = ids, (ids,) if is_traced else ()
+        actual, expected = call(*traced), derivatives(model, ids)
+        for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+        gradient = jax.make_jaxpr(jax.grad(lambda x, ids: lifted(x, ids).sum()))(table, ids)
+        assert "scatter-add" not in str(gradient)
+        assert "0 gathers or scatters left" in lifted.explain(table, ids)
+        default = jax.make_jaxpr(jax.grad(lambda x, ids: lift(model)(x, ids).sum()))(table, ids)
+        assert "scatter-add" in str(default)  # on a CPU, where traced ids gain nothing
+
+
 @pytest.mark.parametrize("first", [0, -2])
 def test_sums_by_known_ids_that_ascend(first):
     rng = np.random.default_rng(0)

@@ -76,6 +76,13 @@ class Cost(NamedTuple):
     bytes: float = 0
     flops: float = 0
 
+    @classmethod
+    def of(cls, op: str, *launches: Launch) -> Cost:
+        """Return the cost of launches in turn."""
+        moved, flops = sum(x.moved for x in launches), sum(x.flops for x in launches)
+        time = _queued(in_turn(*map(_slower, launches)))
+        return cls(op, time + _TIE_BREAK * (moved + flops), moved, flops)
+
     def times(self, count: int) -> Cost:
         """Return the cost of several ops."""
         return Cost(self.op, count * self.time, count * self.bytes, count * self.flops)
@@ -133,7 +140,7 @@ class Costs:
                 return _fused("gather", self._gather(row.operands[0], row) + written)
             case Softmax():
                 score = self._stored(row)
-                return _cost("segment_softmax", score, score)
+                return Cost.of("segment_softmax", score, score)
             case Apply(name="squeeze" | "reshape"):
                 return Cost("reshape", 0.0)
         if self._is_elementwise(row):
@@ -158,7 +165,7 @@ class Costs:
                 return Cost("", 0.0)
             case Pull():
                 sums = self._stored(row) + self._whole(row.operands[0])
-                return _cost("segment_sum", sums + once(self.rows(row) * _ID_BYTES))
+                return Cost.of("segment_sum", sums + once(self.rows(row) * _ID_BYTES))
         if self._is_elementwise(row):
             operands = (x for x in row.operands if not self._is_elementwise(x))
             launch = sum(map(self._stored, operands), Launch())
@@ -182,15 +189,15 @@ class Costs:
         match pattern:
             case patterns.TypedProduct(x, weight):
                 launch = self._factor(x, row) + self._whole(weight.base)
-                return _cost("segment_matmul", launch + out + self._product(row))
+                return Cost.of("segment_matmul", launch + out + self._product(row))
             case patterns.NodeDots():
-                return _cost("node_dots", relational.node_dots_launch(self.parts, row, pattern))
+                return Cost.of("node_dots", relational.node_dots_launch(self.parts, row, pattern))
             case patterns.TypedDots(x, weight):
                 launch = self._factor(x, row) + self._factor(weight, row)
-                return _cost("sddmm", launch + out + self._product(row))
+                return Cost.of("sddmm", launch + out + self._product(row))
             case patterns.EdgeDots(dst, src):
                 launch = self._factor(dst, row) + self._factor(src, row) + self._edge_ids()
-                return _cost("sddmm", launch + out + self._product(row))
+                return Cost.of("sddmm", launch + out + self._product(row))
             case patterns.RelationalSum():
                 return self._relational(row, pattern)
             case patterns.Sum():
@@ -199,11 +206,11 @@ class Costs:
                 method, time = relational.cheapest_method(self.parts, pattern)
                 return Cost(f"{type(pattern).__name__.lower()}_attention ({method})", _queued(time))
             case patterns.Count():
-                return _cost("count", out)
+                return Cost.of("count", out)
             case patterns.PairSum(pairs):
-                return _cost("segment_sum", self._stored(pairs) + out)
+                return Cost.of("segment_sum", self._stored(pairs) + out)
         launch = sum(map(self._stored, row.operands), Launch())
-        return _cost("einsum", launch + out + self._product(row))
+        return Cost.of("einsum", launch + out + self._product(row))
 
     def _is_elementwise(self, row: Row) -> bool:
         """Whether XLA makes a row elementwise, in one launch with others like it."""
@@ -220,7 +227,7 @@ class Costs:
         """Return the cost of a function, which XLA fuses with those of its operands."""
         fused = any(map(self._is_elementwise, row.operands))
         op = row.op.name if isinstance(row.op, Apply) else "einsum"
-        return (_fused if fused else _cost)(op, launch)
+        return (_fused if fused else Cost.of)(op, launch)
 
     # --- Bytes and flops -----------------------------------------------------------------------
 
@@ -229,7 +236,8 @@ class Costs:
         return self.parts.rows.get(row.space, 1)
 
     @property
-    def _num_edges(self) -> int:
+    def num_edges(self) -> int:
+        """Number of edges."""
         return self.parts.rows[Space.EDGE]
 
     def _bytes(self, row: Row) -> int:
@@ -262,13 +270,13 @@ class Costs:
         return gathered(count, self._bytes(source), self.rows(source)) + once(count * _ID_BYTES)
 
     def _gather_to_edges(self, source: Row) -> Launch:
-        return gathered(self._num_edges, self._bytes(source), max(self.rows(source), 1))
+        return gathered(self.num_edges, self._bytes(source), max(self.rows(source), 1))
 
     def _factor(self, factor: Factor, row: Row) -> Launch:
         return self._gather(factor.base, row) if factor.way else self._stored(factor.row)
 
     def _edge_ids(self) -> Launch:
-        return once(2 * _ID_BYTES * self._num_edges)
+        return once(2 * _ID_BYTES * self.num_edges)
 
     def _product(self, row: Row) -> Launch:
         """Return the flops of a product."""
@@ -284,18 +292,18 @@ class Costs:
         value, weight, scores = pattern.value, pattern.weight, pattern.scores
         source = value.base if is_read(value, pattern.dest) else value.row
         launch = self._edge_ids() + self._whole(row) + self._gather_to_edges(source)
-        launch += _flops(2.0 * self._num_edges * max(row.size, source.size))
+        launch += _flops(2.0 * self.num_edges * max(row.size, source.size))
         if weight is not None:
             launch += self._stored(weight)
         if scores is None:
-            return _cost("spmm", launch)
+            return Cost.of("spmm", launch)
         for key in rows_in(scores):
             if key is source or key.is_shared:
                 continue
             is_edge = key.space is Space.EDGE
             launch += self._stored(key) if is_edge else self._gather_to_edges(key)
         kind = type(scores).__name__.removesuffix("Scores").lower()
-        return _cost(f"attention ({kind})", launch)
+        return Cost.of(f"attention ({kind})", launch)
 
     def _sum_gradient(self, row: Row, pattern: patterns.Sum) -> Cost:
         value, weight = pattern.value, pattern.weight
@@ -308,12 +316,12 @@ class Costs:
         if pattern.reduce in ("max", "min"):  # which edges attain the extremes comes first
             values = self._gather(source, value.row) if gathers else self._stored(source)
             attained = self._whole(row) + values
-            return _cost("select", attained, launch + attained)
+            return Cost.of("select", attained, launch + attained)
         if weight is not None and weight.size > _MAX_HEADS:
             # Rows of edges come into the order of sources, and their gradients back.
             permuted = self._stored(weight)
-            return _cost("spmm", permuted, launch, permuted)
-        return _cost("spmm", launch)
+            return Cost.of("spmm", permuted, launch, permuted)
+        return Cost.of("spmm", launch)
 
     def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
         x, weight = pattern.x, pattern.weight
@@ -331,8 +339,8 @@ class Costs:
         launch = self._walk(region, "row") + self._all(region.results)
         if region.linear_maps:
             products, functions = self._tile_work(region)
-            return _cost("edge_region", launch + _arithmetic(products + functions))
-        return _cost("edge_region", launch + _flops(self._work(*region.members)))
+            return Cost.of("edge_region", launch + _arithmetic(products + functions))
+        return Cost.of("edge_region", launch + _flops(self._work(*region.members)))
 
     def _region_gradient(self, row: Row, region: EdgeRegion) -> Cost:
         """Return the cost of a walk by row and one by column, and of the counts of ties."""
@@ -353,7 +361,7 @@ class Costs:
                 cotangents += sum(map(self._gather_to_edges, region.pushes), Launch())
             # The first walk may store these gradients by edge, and the second one adds them up.
             size = sum(map(self._bytes, outputs))
-            stored = between(self._num_edges, size)
+            stored = between(self.num_edges, size)
             by_entry = sum(map(self._bytes, (*region.pushes, *region.input_rows)))
             is_stored = region.linear_maps or (region.has_channels and 2 * size < by_entry)
             if outputs and order == "col" and is_stored:
@@ -381,7 +389,7 @@ class Costs:
         ]
         if launches and extremes:
             launches[0] += self._all(extremes) + self._all(extremes)
-        return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
+        return Cost.of("edge_region", *launches) if launches else Cost("edge_region", 0.0)
 
     def gradient_of_walks(self, region: EdgeRegion) -> float:
         """Return the microseconds that a region's gradients take beyond `gradient`, as walks.
@@ -390,7 +398,7 @@ class Costs:
         """
         if not region.linear_maps:
             return 0.0
-        time = _arithmetic(region.gradient_flops() * self._num_edges).extra
+        time = _arithmetic(region.gradient_flops() * self.num_edges).extra
         return time - self.gradient(region.results[0]).time
 
     def _walk(self, region: EdgeRegion, order: str) -> Launch:
@@ -452,13 +460,6 @@ def _arithmetic(flops: float) -> Launch:
 
 def _flops(flops: float) -> Launch:
     return Launch(0, 0, flops)
-
-
-def _cost(op: str, *launches: Launch) -> Cost:
-    """Return the cost of launches in turn."""
-    moved, flops = sum(x.moved for x in launches), sum(x.flops for x in launches)
-    time = _queued(in_turn(*map(_slower, launches)))
-    return Cost(op, time + _TIE_BREAK * (moved + flops), moved, flops)
 
 
 def _fused(op: str, launch: Launch) -> Cost:

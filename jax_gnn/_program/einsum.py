@@ -129,20 +129,27 @@ def _is_elementwise(a: Labelled, b: Labelled, out: Labels) -> bool:
 
 def _aligned(x: Labelled, order: Labels, has_rows: bool) -> Array:
     """Return an array with an axis for each label in order, of size 1 where it has none."""
-    array, labels, _ = x
-    lead = int(x.has_rows)
-    array = array.transpose(*range(lead), *(lead + labels.index(i) for i in order if i in labels))
+    array, lead = _transposed(x, order), int(x.has_rows)
     sizes = iter(array.shape[lead:])
-    shape = [next(sizes) if i in labels else 1 for i in order]
+    shape = [next(sizes) if i in x.labels else 1 for i in order]
     rows = array.shape[:1] if x.has_rows else (1,) if has_rows else ()
-    return array.reshape(*rows, *shape)
+    return array if array.shape == (*rows, *shape) else array.reshape(*rows, *shape)
+
+
+def _transposed(x: Labelled, order: Labels) -> Array:
+    """Return an array with its axes in an order, which may have other labels, too."""
+    array, labels, has_rows = x
+    if labels == tuple(label for label in order if label in labels):
+        return array  # transposes and reshapes that change nothing take long to trace
+    lead = int(has_rows)
+    return array.transpose(*range(lead), *(lead + labels.index(i) for i in order if i in labels))
 
 
 def arranged(x: Labelled, out: Labels, shape: tuple[int, ...]) -> Array:
     """Return an array with its axes in the order of `out`, broadcast to a shape of rows."""
-    array, labels, has_rows = x
-    lead = int(has_rows)
-    array = array.transpose(*range(lead), *(lead + labels.index(i) for i in out if i in labels))
-    sizes = [size if i in labels else 1 for i, size in zip(out, shape, strict=True)]
+    array, lead = _transposed(x, out), int(x.has_rows)
+    if array.shape[lead:] == shape and isinstance(array, Array):
+        return array
+    sizes = [size if i in x.labels else 1 for i, size in zip(out, shape, strict=True)]
     array = jnp.reshape(array, (*array.shape[:lead], *sizes))  # constants may be numpy arrays
     return jnp.broadcast_to(array, (*array.shape[:lead], *shape))

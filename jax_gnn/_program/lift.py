@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,7 +25,21 @@ if TYPE_CHECKING:
     from jax_gnn._program.lift_run import Plan
 
 _MAX_PLANS = 64
-_STATE = threading.local()
+
+
+class _State(threading.local):
+    """The state of a thread.
+
+    Attributes:
+        is_tracing: Whether it traces a lifted function.
+        was_asked: Whether the function asked for that, and so runs differently otherwise.
+    """
+
+    is_tracing = False
+    was_asked = False
+
+
+_STATE = _State()
 
 
 class _Call(NamedTuple):
@@ -52,15 +68,23 @@ class _Traced(NamedTuple):
 
     Attributes:
         plan: The plan; None if the function runs as it is.
-        tree: Tree structure of the results.
-        types: Abstract results.
         reason: Why the function runs as it is.
+        types: Abstract results that are arrays.
+        tree: Tree structure of all results.
+        leaves: All results, None for arrays.
     """
 
     plan: Plan | None
-    tree: Any
-    types: Sequence[Any]
-    reason: str = ""
+    reason: str
+    types: Sequence[Any] = ()
+    tree: Any = None
+    leaves: Sequence[Any] = ()
+
+    def results(self, arrays: Iterable[Any]) -> Any:
+        """Return the results with these arrays, of the weak types that the function gives them."""
+        typed = iter([_as_type(x, like) for x, like in zip(arrays, self.types, strict=True)])
+        leaves = [next(typed) if x is None else x for x in self.leaves]
+        return jax.tree.unflatten(self.tree, leaves)
 
 
 @public
@@ -89,18 +113,18 @@ class Lifted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Arguments, results and errors are its own."""
         call = _flatten(args, kwargs)
-        traced = self._trace(call)
-        if traced.plan is None:
-            return self._function(*args, **kwargs)
-        from jax_gnn._program.lift_order import Context
+        traced, evaluate = self._trace(call)
+        plan = traced.plan
+        if plan is not None:
+            from jax_gnn._program.lift_order import Context
 
-        context = Context(self._graph, self._deterministic)
-        plan = traced.plan.settled(call.arrays, context)
-        if not plan.is_lifted:
-            return self._function(*args, **kwargs)
-        results = plan.evaluate(call.arrays, context)
-        typed = [_as_type(x, like) for x, like in zip(results, traced.types, strict=True)]
-        return jax.tree.unflatten(traced.tree, typed)
+            context = Context(self._graph, self._deterministic)
+            plan = plan.settled(call.arrays, context)
+        if plan is None or not plan.is_lifted:
+            if evaluate is None:
+                return self._function(*args, **kwargs)
+            return traced.results(evaluate(*call.arrays))
+        return traced.results(plan.evaluate(call.arrays, context))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind the function to an object, as a method of a class is bound."""
@@ -112,7 +136,7 @@ class Lifted:
         Arguments are those of a call; nothing runs.
         """
         call = _flatten(args, kwargs)
-        traced = self._trace(call)
+        traced, _ = self._trace(call)
         name = getattr(self._function, "__name__", type(self._function).__name__)
         if traced.plan is None:
             return f"{name} runs as it is: {traced.reason}"
@@ -137,68 +161,77 @@ class Lifted:
         head = f"{name}: {len(texts)} programs of edges, {len(left)} gathers or scatters left"
         return "\n\n".join([head, *(["\n".join(left)] if left else []), *texts])
 
-    def _trace(self, call: _Call) -> _Traced:
+    def _trace(self, call: _Call) -> tuple[_Traced, Callable[..., Any] | None]:
+        """Return the traced function, and a function that computes its arrays as it does.
+
+        The second is None unless the function was traced now, and would trace the same again.
+        """
         if call.key is not None and call.key in self._traces:
             self._traces.move_to_end(call.key)
-            return self._traces[call.key]
-        trees: list[Any] = []
+            return self._traces[call.key], None
+        outs: dict[str, Any] = {}
 
         def flat(*arrays: Any) -> list[Any]:
             leaves = list(call.leaves)
             for place, array in zip(call.places, arrays, strict=True):
                 leaves[place] = array
             args, kwargs = jax.tree.unflatten(call.tree, leaves)
-            results, tree = jax.tree.flatten(self._function(*args, **kwargs))
-            trees.append(tree)
-            return results
+            results, outs["tree"] = jax.tree.flatten(self._function(*args, **kwargs))
+            outs["leaves"] = [None if isinstance(x, jax.Array) else x for x in results]
+            return [x for x in results if isinstance(x, jax.Array)]
 
         if not call.places:
-            return _Traced(None, None, (), "it takes no arrays")
-        if _is_initializing():
-            return _Traced(None, None, (), "it makes parameters")
-        was_tracing, _STATE.is_tracing = is_tracing(), True
+            return _Traced(None, "it takes no arrays"), None
+        modules = _initializing_modules()
+        if any(modules):
+            return _Traced(None, "it makes parameters"), None
+        was_tracing, was_asked = _STATE.is_tracing, _STATE.was_asked
+        _STATE.is_tracing, _STATE.was_asked = True, False
         try:
             closed = jax.make_jaxpr(flat)(*call.arrays)
+            # Modules change their state, and Python looks at what arrays hold that are known.
+            is_same = not modules and not _STATE.was_asked and all(map(is_traced, call.arrays))
         except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError):
-            return _Traced(None, None, (), "Python looks at what its arrays hold")
+            return _Traced(None, "Python looks at what its arrays hold"), None
         except Exception as error:  # the function's own, or it changes the state of a module
-            return _Traced(None, None, (), f"it cannot be traced: {error}")
+            return _Traced(None, f"it cannot be traced: {error}"), None
         finally:
-            _STATE.is_tracing = was_tracing
-        if closed.effects:
-            traced = _Traced(None, None, (), "it has side effects")
-        else:
+            _STATE.is_tracing, _STATE.was_asked = was_tracing, was_asked or _STATE.was_asked
+        plan, reason = None, "it has side effects"
+        if not closed.effects:
             # The analysis is six modules, which only lifted functions need.
             from jax_gnn._program.lift_run import Plan
 
             plan = Plan.of(closed, getattr(self._function, "__name__", "lifted"))
             reason = "; ".join(plan.explanations()) or "it neither gathers nor scatters rows"
-            is_lifted = plan.is_lifted
-            traced = _Traced(plan if is_lifted else None, trees[0], closed.out_avals, reason)
+            plan = plan if plan.is_lifted else None
+        traced = _Traced(plan, reason, closed.out_avals, **outs)
         # Arrays that a function closes over may be others next time.
         if call.key is not None and not any(isinstance(x, jax.Array) for x in closed.consts):
             self._traces[call.key] = traced
             if len(self._traces) > _MAX_PLANS:
                 self._traces.popitem(last=False)
-        return traced
+        return traced, jex.jaxpr_as_fun(closed) if is_same and not closed.effects else None
 
 
 def is_tracing() -> bool:
     """Return whether this thread traces a lifted function."""
-    return getattr(_STATE, "is_tracing", False)
+    _STATE.was_asked |= _STATE.is_tracing
+    return _STATE.is_tracing
 
 
-def _is_initializing() -> bool:
-    """Return whether a module of Haiku or Flax Linen makes parameters, which must not be traced."""
+def _initializing_modules() -> list[bool]:
+    """Return whether each module of Haiku or Flax Linen that runs makes parameters.
+
+    Those that do must not be traced.
+    """
     haiku, linen = (sys.modules.get(name) for name in ("haiku", "flax.linen.module"))
-    if haiku is not None:
-        try:
-            if haiku.running_init():
-                return True
-        except ValueError:  # outside of haiku.transform
-            pass
     modules = [] if linen is None else linen._context.module_stack
-    return any(module is not None and module.is_initializing() for module in modules)
+    states = [module.is_initializing() for module in modules if module is not None]
+    if haiku is not None:
+        with contextlib.suppress(ValueError):  # outside of haiku.transform
+            states.append(haiku.running_init())
+    return states
 
 
 def _flatten(args: Any, kwargs: Any) -> _Call:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax_gnn._ops.relational_aggregate.schedule import Launch, between, gathered, once
 from jax_gnn._program.backend import backend
-from jax_gnn._program.cost import Cost, Costs, _cost
+from jax_gnn._program.cost import Cost, Costs
 from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.normal import normal_form
 from jax_gnn._program.patterns import Count, Einsum, Pattern, factors_of
@@ -64,7 +64,7 @@ class _PlainCosts(Costs):
         if isinstance(row.op, Softmax):  # a maximum and a sum, and what edges read of them
             stored = self._stored(row)
             reads = [self._gather_to_edges(row)] * 3
-            return _cost("softmax", *reads, *reads, stored, stored)
+            return Cost.of("softmax", *reads, *reads, stored, stored)
         return self._scatter(row.operands[0], row) if isinstance(row.op, Push) else super().of(row)
 
     def _is_elementwise(self, row: Row) -> bool:
@@ -72,23 +72,23 @@ class _PlainCosts(Costs):
         return super()._is_elementwise(row) or (isinstance(row.op, Push) and backend() == "cpu")
 
     def _scatter(self, x: Row, row: Row) -> Cost:
-        moved = self._whole(row) + once(4 * self._num_edges)
+        moved = self._whole(row) + once(4 * self.num_edges)
         if backend() != "cpu":
             moved += self._stored(x)
             if self.rows(row) * self._bytes(row) > _CACHE_BYTES:
                 moved += self._stored(x)  # atomic additions
-            return _cost("scatter", moved)
+            return Cost.of("scatter", moved)
         moved += self._gather_to_edges(row) + self._gather_to_edges(row)
         if not self._is_elementwise(x):
             moved += self._stored(x)
-        return _cost("scatter", moved)
+        return Cost.of("scatter", moved)
 
     def gradient(self, row: Row) -> Cost:
         if row in self._differentiated or not self.results:
             if isinstance(row.op, Pull):
                 return self._scatter(row, row.operands[0])
             if isinstance(row.op, Push):
-                return _cost("gather", self._gather_to_edges(row) + self._stored(row.operands[0]))
+                return Cost.of("gather", self._gather_to_edges(row) + self._stored(row.operands[0]))
         return super().gradient(row)
 
 
@@ -96,7 +96,7 @@ def program_times(plan: Plan) -> tuple[Times, Times]:
     """Return the times of a program, and of the same functions in plain JAX."""
     written = normal_form(plan.traced.results)
     plain = _PlainCosts(_PlainMatcher(count_uses(written), plan.parts), written)
-    num_edges = plan.costs._num_edges
+    num_edges = plan.costs.num_edges
 
     def lifted_sum(row: Row, pattern: Pattern) -> float:
         return 0.0 if isinstance(pattern, Count) else _SUMMED * num_edges
@@ -129,10 +129,16 @@ def sum_times(num_edges: int, aval: Any) -> tuple[Times, Times]:
     """Return the times of a sum at the senders by a kernel, and by a scatter."""
     size = aval.size * aval.dtype.itemsize
     if backend() != "cpu":
-        kernel, scatter = (_cost("", once(4 * num_edges) + once(n * size)).time for n in (1, 2))
+        kernel, scatter = (Cost.of("", once(4 * num_edges) + once(n * size)).time for n in (1, 2))
     else:
         kernel, scatter = ((x * num_edges + _BYTE * size) / 1e3 for x in (_SUMMED, _SCATTERED))
     return Times(kernel, 2 * kernel), Times(scatter, 2 * scatter)
+
+
+def lookup_pays(num_edges: int, aval: Any) -> bool:
+    """Return whether the derivative of a lookup gains time as a sum, by ids that are sorted."""
+    kernel, scatter = sum_times(num_edges, aval)
+    return _MARGIN * (kernel.forward + sort_times(num_edges).forward) < scatter.forward
 
 
 def product_times(num_edges: int, num_segments: int, aval: Any) -> Times:
@@ -142,7 +148,7 @@ def product_times(num_edges: int, num_segments: int, aval: Any) -> Times:
     if backend() == "cpu":
         time = (_BYTE * moved + _FLOP * flops) / 1e3
     else:
-        time = _cost("", once(moved) + Launch(flops=flops)).time
+        time = Cost.of("", once(moved) + Launch(flops=flops)).time
     return Times(time, 2 * time)
 
 
@@ -155,7 +161,7 @@ def permutation_times(num_edges: int, avals: Iterable[Any]) -> Times:
             time = (_PERMUTED + 0.075 * row_bytes) * num_edges / 1e3
         else:
             moved = gathered(num_edges, row_bytes, num_edges) + between(num_edges, row_bytes)
-            time = _cost("permutation", moved).time
+            time = Cost.of("permutation", moved).time
         forward += time
         training += time * (2 if aval.dtype.kind == "f" else 1)
     return Times(forward, training)

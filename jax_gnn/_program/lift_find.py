@@ -8,11 +8,15 @@ All edge values of a space and a level are computed by one program (`lift_run`).
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jax_gnn._core.arrays import FLOATS
 from jax_gnn._program.lift_ids import CLIPS, End, Flat, Indexing, Use, has_indexing
 from jax_gnn._program.lift_rows import (
     Equation,
@@ -319,6 +323,16 @@ class Analysis(Indexing):
                 del self.edges[var], self._space_of[use]
                 self.left[id(eqn)] = eqn, "nothing is computed from it for each edge"
 
+    @functools.cached_property
+    def constants(self) -> dict[Any, np.ndarray]:
+        """The constants that are part of programs, of the arrays that edges read as a whole."""
+        return self.known_arrays(
+            var
+            for edge in self.edges.values()
+            for var, axis in zip(edge.eqn.invars, edge.axes, strict=False)
+            if is_var(var) and axis is None and edge.row is not None
+        )
+
     # --- Levels --------------------------------------------------------------------------------
 
     def _find_levels(self) -> dict[Any, int]:
@@ -386,8 +400,16 @@ class Analysis(Indexing):
             if use.reduce == "sum" and use.mode == "drop" and key not in self.scatters
         }
 
+    def lookups(self) -> dict[int, Use]:
+        """Return the gathers of rows of floats that are no edges, such as those of embeddings."""
+        return {
+            key: use
+            for key, use in self.uses.items()
+            if not use.reduce and use.moved.dtype in FLOATS and use.eqn.outvars[0] not in self.edges
+        }
+
     def explanations(self, lifted: Collection[int] = ()) -> list[str]:
-        """Return a line for each gather and scatter that stays, but for sums that are lifted."""
+        """Return a line for each gather and scatter that stays, but for those by other ids."""
         lines = []
         for key, (eqn, reason) in self.left.items():
             if key in lifted or eqn.outvars[0] in self.edges:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,11 +75,29 @@ class Use:
         return int(by_edge.aval.shape[0])
 
     @property
+    def moved(self) -> Any:
+        """The abstract rows that are gathered or scattered."""
+        is_scatter = self.reduce in _REDUCTIONS.values()
+        return (self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]).aval
+
+    @property
     def numbers(self) -> int:
         """Number of elements that are gathered or scattered."""
-        is_scatter = self.reduce in _REDUCTIONS.values()
-        moved = self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]
-        return math.prod(moved.aval.shape)
+        return math.prod(self.moved.shape)
+
+
+class Segment(NamedTuple):
+    """Equations that run as they were.
+
+    Attributes:
+        function: The equations.
+        inputs: The variables that they read.
+        outputs: The variables that others read.
+    """
+
+    function: Callable[..., Sequence[Any]]
+    inputs: list[Any]
+    outputs: list[Any]
 
 
 class Flat(NamedTuple):
@@ -95,6 +113,15 @@ class Flat(NamedTuple):
     outvars: list[Any]
     template: jex.Jaxpr
     products: frozenset[Any] = frozenset()
+
+    def segment(self, eqns: Sequence[Equation], needed: Container[Any]) -> Segment:
+        """Return some equations as a function, which returns what is needed."""
+        made = {v: None for eqn in eqns for v in eqn.outvars}
+        inputs = [*dict.fromkeys(v for e in eqns for v in e.invars if is_var(v) and v not in made)]
+        outputs = [v for v in made if v in needed]
+        template: Any = self.template
+        jaxpr = template.replace(constvars=[], invars=inputs, outvars=outputs, eqns=[*eqns])
+        return Segment(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, [])), inputs, outputs)
 
 
 def has_indexing(jaxpr: jex.Jaxpr) -> bool:
@@ -279,26 +306,32 @@ class Indexing:
         value = np.asarray(atom.val)
         return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
 
-    def known_array(self, var: Any) -> np.ndarray | None:
-        """Return a small sparse array of floats that constants alone make, or None.
+    def known_arrays(self, wanted: Iterable[Any]) -> dict[Any, np.ndarray]:
+        """Return the small sparse arrays of floats that constants alone make, of some variables.
 
-        Such arrays, as those of Clebsch and Gordan, are part of kernels.
+        Such arrays, as those of Clebsch and Gordan, are part of kernels. They are computed by one
+        call, which compiles faster than one for each equation.
         """
-        if var.aval.size > MAX_CONSTANT or not jnp.issubdtype(var.aval.dtype, jnp.floating):
-            return None
-        eqns = needed_equations(self.flat.eqns, [var])
-        leaves = {var, *(v for eqn in eqns for v in eqn.invars if is_var(v))}
-        leaves -= {v for eqn in eqns for v in eqn.outvars}
-        consts = self.flat.consts
-        if not leaves <= consts.keys() or is_traced(*(consts[v] for v in leaves)):
-            return None
-        inputs = [*leaves]
-        template: Any = self.flat.template
-        jaxpr = template.replace(constvars=[], invars=inputs, outvars=[var], eqns=eqns)
-        with jax.ensure_compile_time_eval():
-            function = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))
-            value = np.asarray(function(*(consts[v] for v in inputs))[0])
-        return value if is_constant(value) else None
+        consts = {var: x for var, x in self.flat.consts.items() if not is_traced(x)}
+        known = {*consts}
+        for eqn in self.flat.eqns:
+            if not eqn.effects and all(v in known for v in eqn.invars if is_var(v)):
+                known.update(eqn.outvars)
+        outs = [
+            var
+            for var in dict.fromkeys(wanted)
+            if var in known
+            and var.aval.size <= MAX_CONSTANT
+            and jnp.issubdtype(var.aval.dtype, jnp.floating)
+        ]
+        eqns = needed_equations(self.flat.eqns, outs)
+        if eqns:
+            segment = self.flat.segment(eqns, set(outs))
+            operands = [consts[v] for v in segment.inputs]
+            compiled = jax.jit(segment.function).lower(*operands).compile()
+            consts |= zip(segment.outputs, compiled(*operands), strict=True)
+        arrays = {var: np.asarray(consts[var]) for var in outs}
+        return {var: x for var, x in arrays.items() if is_constant(x)}
 
 
 def fill_value(use: Use, dtype: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jax_gnn._ops.edge_region.xla import NEUTRAL
@@ -18,7 +19,6 @@ from jax_gnn._program.lift_rows import Equation, is_var, literal
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.trace import Edge, EdgeView, Node
-from jax_gnn.graph import Graph
 
 
 class LevelProgram:
@@ -78,8 +78,8 @@ class LevelProgram:
                 elif is_var(var):
                     need(var, axis)
         self.nodes, self.edges, self.earlier = nodes, [*edges], [*earlier]
-        constants = {var: analysis.known_array(var) for var in shared}
-        self._constants = {var: x for var, x in constants.items() if x is not None}
+        constants = analysis.constants
+        self._constants = {var: constants[var] for var in shared if var in constants}
         self.shared = [var for var in shared if var not in self._constants]
         self.uses = [edge.use for edge in self._eqns if edge.use is not None]
         self.uses += [analysis.scatters[id(eqn)][1] for eqn in scatters]
@@ -135,32 +135,36 @@ class LevelProgram:
         edge_function.__name__ = edge_function.__qualname__ = name
         return edge_function
 
-    def planned(self, graph: Graph) -> Plan:
-        """Return the plan of a run with ids in range, of a graph of abstract arrays."""
+    def planned(self, order: EdgeOrder) -> Plan:
+        """Return the plan of a run with an abstract order."""
 
         def rows(size: int, aval: Any, axis: int) -> jax.ShapeDtypeStruct:
             shape = [length for i, length in enumerate(aval.shape) if i != axis]
             return jax.ShapeDtypeStruct((size, *shape), aval.dtype)
 
-        analysis = self._analysis
+        analysis, graph = self._analysis, order.graph
         sizes = {"src": graph.num_src, "dst": graph.num_dst}
         earlier = [(var, analysis.edges[var].axis) for var in self.earlier]
         return self.program.planned(
             graph,
             [rows(sizes[way], var.aval, 0) for var, way, *_ in self.nodes],
             [rows(graph.num_edges, var.aval, axis) for var, axis in (*earlier, *self.edges)],
-            {},
+            self._masks(order, lambda *_: jax.ShapeDtypeStruct((graph.num_edges,), np.bool_)),
             [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self.shared],
         )
 
-    def run(self, values: dict[Any, Any], order: EdgeOrder, texts: list[str] | None) -> Any:
-        """Return the reductions and the stored values, these in the graph's order."""
+    def _masks(self, order: EdgeOrder, mask: Callable[[Use, bool], Any]) -> dict[str, Any]:
+        """Return the masks of uses that drop negative ids, which others take."""
         masks = {}
         for i, use in enumerate(self.uses):
             is_receivers = self._way(use) == "dst"
             wraps = self.space.wraps[self._analysis.end_of(use, self.space)]
-            if (mask := order.mask(use, is_receivers, wraps)) is not None:
-                masks[str(i)] = mask
+            if order.has_mask(use, is_receivers, wraps):
+                masks[str(i)] = mask(use, is_receivers)
+        return masks
+
+    def run(self, values: dict[Any, Any], order: EdgeOrder, texts: list[str] | None) -> Any:
+        """Return the reductions and the stored values, these in the graph's order."""
         nodes = [
             order.with_ghosts(values[var], use, way == "dst", fill_value(use, values[var].dtype))
             for (var, way, _, _), use in self.nodes.items()
@@ -170,7 +174,7 @@ class LevelProgram:
             nodes,
             [values["stored", var] for var in self.earlier]
             + [self._from_input(var, axis, values, order) for var, axis in self.edges],
-            masks,
+            self._masks(order, lambda _, is_receivers: order.mask(is_receivers)),
             [values[var] for var in self.shared],
         )
         if texts is not None:

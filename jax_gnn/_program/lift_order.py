@@ -58,15 +58,14 @@ class EdgeOrder(NamedTuple):
         is_full = isinstance(self.graph, FullGraph)
         return _permuted(x, self.places, self.edge_ids, is_full, by_kernel=backend() == "cpu")
 
-    def mask(self, use: Use, is_receivers: bool, wraps: bool) -> Any:
-        """Return ``(graph.num_edges,)``, which ids are no negative ones that a use drops.
-
-        It is None if the use takes negative ids as all others do.
-        """
+    def has_mask(self, use: Use, is_receivers: bool, wraps: bool) -> bool:
+        """Return whether a use drops negative ids that others take."""
         ids = self.receivers if is_receivers else self.senders
-        if ids is None or use.wraps or not wraps:
-            return None
-        is_valid = jnp.asarray(ids >= 0)
+        return ids is not None and wraps and not use.wraps
+
+    def mask(self, is_receivers: bool) -> Array:
+        """Return ``(graph.num_edges,)``, which ids are not negative."""
+        is_valid = jnp.asarray((self.receivers if is_receivers else self.senders) >= 0)
         return is_valid if self.edge_ids is None else take(is_valid, self.edge_ids)
 
     def with_ghosts(self, x: Array, use: Use, is_receivers: bool, fill: Any) -> Array:
@@ -187,15 +186,17 @@ def order_of_graph(
     return EdgeOrder(graph, graph.edge_ids, places)
 
 
-def abstract_graph(space: EdgeSpace, drop: Use | None, is_clean: bool) -> Graph:
-    """Return the abstract arrays of the graph of a space, whose ids may be known to be in range."""
+def abstract_order(space: EdgeSpace, drop: Use | None, is_clean: bool) -> EdgeOrder:
+    """Return the order of a space with abstract arrays; ids may be known to be in range."""
+    orders: list[EdgeOrder] = []
     ids = [jax.ShapeDtypeStruct((space.num_edges,), end.root.aval.dtype) for end in space.ends]
 
     def make(senders: Any, receivers: Any) -> Graph:
-        return _sorted(space, drop, senders, receivers, is_clean).graph
+        orders.append(_sorted(space, drop, senders, receivers, is_clean))
+        return orders[0].graph
 
-    graph: Graph = jax.eval_shape(make, *ids)
-    return graph
+    graph = jax.eval_shape(make, *ids)
+    return orders[0]._replace(graph=graph)
 
 
 def _sorted(

@@ -17,6 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jax_gnn._core.op import replace_items
+from jax_gnn._program.reference import ELEMENTWISE
 from jax_gnn._program.trace import function_of, inner_jaxpr
 
 Axes = Sequence[int | None]
@@ -37,16 +38,6 @@ class RowEquation(NamedTuple):
     is_view: bool = False
 
 
-_ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
-    clz complex conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
-    exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt
-    max min mul name ne neg nextafter not or population_count pow real reduce_precision rem
-    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
-    square stop_gradient sub tan tanh xor
-    """.split()  # noqa: SIM905 (a list would take a line for each name)
-)
 _VIEWS = frozenset(("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze"))
 _AXIS_PARAMETERS = {  # of functions along one axis, which keep the others
     "concatenate": "dimension",
@@ -94,7 +85,7 @@ def row_equation(eqn: Equation, axes: Axes, size: int, in_rule: bool = False) ->
     is_shared = [x is None for x in axes]
     if name in ("pvary", "pcast"):  # programs align the mesh axes of their rows themselves
         return RowEquation((axis,) * len(axes), lambda *rows: rows, True)
-    if name in _ELEMENTWISE:
+    if name in ELEMENTWISE:
         return _elementwise(eqn, axes, axis)
     if name == "pad" and not is_shared[0] and is_shared[1]:
         config = eqn.params["padding_config"]

@@ -9,20 +9,21 @@ from __future__ import annotations
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import take
+from jax_gnn._core.arrays import row_wise, take
 from jax_gnn._core.ids import is_traced
 from jax_gnn._ops.edge_region.xla import NEUTRAL
 from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_cost import (
     Times,
+    lookup_pays,
     pays,
     permutation_times,
     program_times,
@@ -30,34 +31,20 @@ from jax_gnn._program.lift_cost import (
     sum_times,
 )
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
-from jax_gnn._program.lift_ids import SOFTMAX, Flat, Use, flatten
+from jax_gnn._program.lift_ids import SOFTMAX, Flat, Segment, Use, flatten
 from jax_gnn._program.lift_level import LevelProgram
 from jax_gnn._program.lift_masks import with_masks
 from jax_gnn._program.lift_order import (
     Context,
     EdgeOrder,
-    abstract_graph,
+    abstract_order,
     order_edges,
     order_of_graph,
 )
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
 from jax_gnn._program.lift_softmax import with_softmaxes
-from jax_gnn._program.lift_sums import sum_by_ids, sum_gains, with_sums
+from jax_gnn._program.lift_sums import look_up, segments_of, sum_gains, sum_rows, with_sums
 from jax_gnn._program.trace import function_of
-
-
-class Segment(NamedTuple):
-    """Equations that run as they were.
-
-    Attributes:
-        function: The equations.
-        inputs: The variables that they read.
-        outputs: The variables that others read.
-    """
-
-    function: Callable[..., Sequence[Any]]
-    inputs: list[Any]
-    outputs: list[Any]
 
 
 class Plan:
@@ -93,7 +80,7 @@ class Plan:
                     self._loops[id(eqn)] = plans
         self._sender_sums: dict[int, list[Equation]] = defaultdict(list)
         self._programs = self._make_programs()
-        self._sums = self.analysis.other_sums()
+        self._sums = self.analysis.other_sums() | self.analysis.lookups()
         self._lifted_sums = {*self._sums}
         self._steps = self._make_steps()
         self._drops = {space: self._dropping_use(space) for space in self.analysis.spaces}
@@ -124,9 +111,17 @@ class Plan:
         return bool(edges or self._loops or self._lifted_sums)
 
     def _without_sums(self) -> Plan:
-        """Return the plan with sums by ids left to JAX, but for products of one-hot rows."""
-        plan, sums = copy.copy(self), self._sums
-        plan._lifted_sums = {k for k in sums if sums[k].eqn.outvars[0] in self.flat.products}
+        """Return the plan with sums and lookups by ids left to JAX, but for those that gain.
+
+        These are products of one-hot rows, and lookups whose derivatives are counted to.
+        """
+        plan = copy.copy(self)
+        plan._lifted_sums = {
+            key
+            for key, use in self._sums.items()
+            if use.eqn.outvars[0] in self.flat.products
+            or (not use.reduce and lookup_pays(use.num_edges, use.moved))
+        }
         return plan
 
     # --- Counts --------------------------------------------------------------------------------
@@ -168,10 +163,10 @@ class Plan:
         """Return the counted times of a space's programs and orders, and of its equations."""
         num_edges = space.num_edges
         lifted, plain = Times() if is_sorted else sort_times(num_edges), Times()
-        graph = abstract_graph(space, self._drops[space], is_sorted)
+        order = abstract_order(space, self._drops[space], is_sorted)
         permuted: dict[Any, Any] = {}
         for program in (x for level in self._programs.values() for x in level if x.space is space):
-            times = program_times(program.planned(graph))
+            times = program_times(program.planned(order))
             lifted, plain = lifted.plus(times[0]), plain.plus(times[1])
             permuted |= {key: key[0].aval for key in program.edges}
             permuted |= {var: var.aval for var in program.stored if var in self.escaping}
@@ -268,6 +263,7 @@ class Plan:
             if id(eqn) in analysis.scatters:
                 is_third = analysis.is_third(analysis.scatters[id(eqn)][1])
                 needed |= set(filter(is_var, eqn.invars[: 1 + is_third]))
+                needed |= {v for v in eqn.invars[2:] if is_var(v) and v not in analysis.edges}
             elif not any(v in analysis.edges for v in eqn.outvars) and (
                 any(v in needed for v in eqn.outvars)
             ):
@@ -283,17 +279,9 @@ class Plan:
             else:
                 group.append([eqn])
         return {
-            level: [self._segment(x, needed) if isinstance(x, list) else x for x in group]
+            level: [self.flat.segment(x, needed) if isinstance(x, list) else x for x in group]
             for level, group in steps.items()
         }
-
-    def _segment(self, eqns: list[Equation], needed: Iterable[Any]) -> Segment:
-        made = {v for eqn in eqns for v in eqn.outvars}
-        inputs = [*dict.fromkeys(v for e in eqns for v in e.invars if is_var(v) and v not in made)]
-        outputs = [v for v in made if v in needed]
-        template: Any = self.flat.template
-        jaxpr = template.replace(constvars=[], invars=inputs, outvars=outputs, eqns=eqns)
-        return Segment(jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, [])), inputs, outputs)
 
     # --- Run -----------------------------------------------------------------------------------
 
@@ -348,26 +336,32 @@ class Plan:
                 ids = jnp.where(is_edge, take(ids, order.edge_ids), use.end.num_nodes)
             is_lifted = context.deterministic or eqn.outvars[0] in self.flat.products
             if is_lifted and use.reduce == "sum" and use.mode == "drop":
-                self._assign(eqn, sum_by_ids(ids[:, 0], use.end.num_nodes, y), values)
+                self._assign(eqn, sum_rows(y, segments_of(use, ids)), values)
                 return
             values[eqn.outvars[0]] = self._original(eqn, values[eqn.invars[0]], ids, y)
             return
-        if (mask := order.mask(use, False, space.wraps[space.senders])) is not None:
-            mask = mask.reshape(-1, *[1] * (y.ndim - 1))
-            y = jnp.where(mask, y, jnp.asarray(NEUTRAL[use.reduce], y.dtype))
+        if order.has_mask(use, False, space.wraps[space.senders]):
+            y = jnp.where(
+                row_wise(order.mask(False), y), y, jnp.asarray(NEUTRAL[use.reduce], y.dtype)
+            )
         self._assign(eqn, order.sum_at_senders(y, use.reduce), values)
 
     def _sum(self, eqn: Equation, values: dict[Any, Any], known: dict[Any, Any]) -> None:
-        """Run a sum by ids that is of no lifted edges."""
+        """Run a sum or lookup by ids that is of no lifted edges."""
         use = self._sums[id(eqn)]
         operands = [values[v] if is_var(v) else literal(v) for v in eqn.invars]
         is_known = self._leaves(use.end.root) <= known.keys()
         is_sorted = is_known and sum_gains(use, self._ids(use.end.root, values, known))
-        if is_sorted or id(eqn) in self._lifted_sums:
-            y = sum_by_ids(operands[1][:, 0], use.end.num_nodes, operands[2], is_sorted)
-            self._assign(eqn, y, values)
-        else:
+        if not is_sorted and id(eqn) not in self._lifted_sums:
             values[eqn.outvars[0]] = self._original(eqn, *operands)
+            return
+        key = "segments", use.key, use.wraps, use.mode == "clip", is_sorted
+        if key not in values:  # sorted once for all uses of the ids
+            values[key] = segments_of(use, operands[1], is_sorted)
+        if use.reduce:
+            self._assign(eqn, sum_rows(operands[2], values[key]), values)
+        else:
+            values[eqn.outvars[0]] = look_up(use, operands[0], operands[1], values[key])
 
     def _original(self, eqn: Equation, *operands: Any) -> Any:
         return function_of(eqn, self.flat.template)[0](*operands)[0]
@@ -410,7 +404,7 @@ class Plan:
         if not eqns or not self._leaves(var) <= known.keys():
             return values[var]
         with jax.ensure_compile_time_eval():
-            segment = self._segment(eqns, {var})
+            segment = self.flat.segment(eqns, {var})
             known[var] = segment.function(*(known[v] for v in segment.inputs))[0]
         return known[var]
 
@@ -441,7 +435,7 @@ class Plan:
                 if eqns and leaves <= known.keys():
                     self._ids(end.root, values, known)
                 elif eqns:
-                    segment = self._segment(eqns, {end.root})
+                    segment = self.flat.segment(eqns, {end.root})
                     (values[end.root],) = segment.function(*(values[v] for v in segment.inputs))
             else:
                 self._order(space, values, known, context)

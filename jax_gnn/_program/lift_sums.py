@@ -1,5 +1,7 @@
 """Sums by ids that are no end of lifted edges: of nodes by graph, and products of one-hot rows.
 
+A gather by such ids, as of embeddings by species, has a sum as its derivative.
+
 ``one_hot(ids, n).T @ m`` is a sum of rows of `m` by ids, and becomes a scatter before the analysis.
 JAX's scatter never computes it, as the order of its additions is not fixed on GPUs.
 """
@@ -9,14 +11,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import as_signed, is_traced
 from jax_gnn._ops.segment_reduce.arguments import Segments
-from jax_gnn._ops.segment_reduce.primitive import segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
 from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_cost import pays, product_times, sort_times, sum_times
 from jax_gnn._program.lift_ids import Flat, Indexing, Use
@@ -128,14 +132,39 @@ def sum_gains(use: Use, ids: Any) -> bool:
     """Whether a sum by ids gains time: known ids ascend from 0 on, and rows are many or wide."""
     if is_traced(ids) or (np.diff(np.asarray(ids), prepend=0) < 0).any():
         return False
-    rows = use.eqn.invars[2].aval
+    rows = use.moved
     row_bytes = rows.size // rows.shape[0] * rows.dtype.itemsize
     is_large = rows.shape[0] >= _MANY_ROWS * use.end.num_nodes or row_bytes >= _WIDE_BYTES
     return is_large or backend() != "cpu"
 
 
-def sum_by_ids(ids: Any, num_nodes: int, x: Array, is_sorted: bool = False) -> Array:
-    """Return the sum of rows by ids, which has one order; ids out of range are dropped."""
-    matrix = Segments(as_signed(ids), num_nodes, is_sorted, None).matrix
-    y: Array = segment_reduce(x, None, matrix, reduce="sum", heads=1)
+def segments_of(use: Use, indices: Array, is_sorted: bool = False) -> SparseMatrix:
+    """Return the sorted ids of a sum or lookup, whose indices are ``(ids, 1)``.
+
+    Ids out of range have no sum and no gradient, but for those that a lookup clips.
+    """
+    ids = as_signed(indices[:, 0])
+    ids = jnp.clip(ids, 0, use.end.num_nodes - 1) if use.mode == "clip" else ids
+    return Segments(ids, use.end.num_nodes, is_sorted, None).matrix
+
+
+def sum_rows(x: Array, segments: SparseMatrix) -> Array:
+    """Return the sum of rows by ids, which has one order."""
+    y: Array = segment_reduce(x, None, segments, reduce="sum", heads=1)
+    return y
+
+
+def look_up(use: Use, x: Array, indices: Array, segments: SparseMatrix) -> Array:
+    """Return the rows that a gather reads, with a derivative that sums them in one order."""
+
+    @jax.custom_jvp
+    def rows(x: Array, indices: Array, segments: SparseMatrix) -> Array:
+        y: Array = use.eqn.primitive.bind(x, indices, **use.eqn.params)
+        return y
+
+    @rows.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        return rows(*primals), gather(tangents[0], primals[2])
+
+    y: Array = rows(x, indices, segments)
     return y

@@ -231,6 +231,8 @@ def make_plan(
     """
     others = tuple(name for name in passes if name not in FOR_REGIONS)
     plans = [Plan(traced, parts, others, linear_maps, others)]
+    if backend() == "cpu":  # where there are no regions
+        return plans[0]
     if replace(plans[0], passes=()).matcher.regions:
         plans = _with_fewer_passes(plans[0])
     first = min(plans, key=lambda plan: plan.training_time)
@@ -240,8 +242,6 @@ def make_plan(
     trained = min(plans, key=lambda plan: plan.training_time * _factor(plan))
     if linear_maps and not all(map(EdgeRegion.has_kernels, trained.regions)):
         return make_plan(traced, parts, passes, linear_maps=False)
-    if backend() == "cpu":
-        return trained
     best = min(plans, key=lambda plan: plan.time * _factor(plan))
     is_better = best.time * _factor(best) < _MAX_SHARE * trained.time * _factor(trained)
     if is_better and all(map(EdgeRegion.has_kernels, best.regions)):
@@ -261,10 +261,9 @@ def _factor(plan: Plan) -> float:
 
 def _useful_for_regions(plan: Plan, passes: Sequence[str]) -> list[str]:
     """Return the passes for regions that change a plan."""
-    rows = topological_order(plan.results) if backend() != "cpu" else []
     changes = {
-        "split_softmax": bool(rows) and _factor(plan) > 1,
-        "inline_pairs": any(map(is_inlinable, rows)),
+        "split_softmax": _factor(plan) > 1,
+        "inline_pairs": any(map(is_inlinable, topological_order(plan.results))),
     }
     return [name for name in passes if changes.get(name, False)]
 

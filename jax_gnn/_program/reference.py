@@ -31,6 +31,17 @@ from jax_gnn._program.rows import (
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Space
 
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
+    clz complex conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
+    exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt
+    max min mul name ne neg nextafter not or population_count pow real reduce_precision rem
+    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
+    square stop_gradient sub tan tanh xor
+    """.split()  # noqa: SIM905 (a list would take a line for each name)
+)
+
 
 def evaluate(
     results: Sequence[Row], matrices: Matrices, inputs: Sequence[ArrayLike], sides: Sides
@@ -127,6 +138,11 @@ def apply_to_rows(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
         operands = [
             x if axis is None else replicate(x, 1) for x, axis in zip(operands, axes, strict=True)
         ]
+    is_primitive = row.op.params is not None and isinstance(row.op.key, tuple)
+    kind = row.op.key[0] if is_primitive else None  # type: ignore[index]
+    is_alike = len({(x.is_shared, x.shape) for x in row.operands}) == 1
+    if kind in ELEMENTWISE and is_alike and not is_explicit(mapped):
+        return row.op.function(*operands)  # as by jax.vmap, which takes longer to trace
     return jax.vmap(row.op.function, axes)(*operands)
 
 

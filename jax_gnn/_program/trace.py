@@ -245,6 +245,7 @@ _LIBRARIES = tuple(
 )
 
 
+@functools.lru_cache(maxsize=1024)
 def _is_library(file: str) -> bool:
     """Whether a file is part of the libraries that trace programs."""
     path = os.path.abspath(file)
