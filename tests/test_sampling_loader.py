@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sampling_checks import lumpy_graph
 
-from jax_gnn import Graph
+from jax_gnn import Graph, HeteroGraph, host_arrays
 from jax_gnn.sampling import (
     FeatureCache,
     SeedBatch,
@@ -157,6 +157,79 @@ def test_an_epoch(rng):
     assert not same([b.seeds for b in two_epochs[len(epoch) :]], [b.seeds for b in epoch])
 
 
+def test_a_seed_sees_its_past(rng):
+    """Edges of a batch are no later than their seed; each time of a seed has its own values."""
+    pytest.importorskip("grain")
+    graph = jax.tree.map(np.asarray, lumpy_graph(rng, 40, 200))
+    times, seeds = rng.integers(0, 50, graph.num_edges), rng.integers(0, 40, 21)
+    seed_time = rng.integers(0, 50, 21)
+    epoch = neighbor_batches(
+        graph,
+        seeds,
+        8,
+        (3, -1),
+        edge_time=times,
+        seed_time=seed_time,
+        seed_values={"seed": seeds, "time": seed_time, "place": np.arange(21) + 1},
+    )
+    places = []
+    for batch in epoch:
+        valid = batch.seeds >= 0
+        np.testing.assert_array_equal(batch.seed_values["seed"][valid], batch.seeds[valid])
+        places.append(batch.seed_values["place"][valid])
+        assert (batch.seed_values["place"][~valid] == 0).all()
+        of_source = batch.blocks.seed_ids
+        for block in batch.blocks.graphs:
+            count = int(block.indptr[-1])
+            limits = batch.seed_values["time"][of_source[block.cols[:count]]]
+            assert (times[block.edge_ids[:count]] <= limits).all()
+    assert sorted(np.concatenate(places)) == [*range(1, 22)]
+
+
+def test_all_neighbors_are_drawn(rng):
+    """A fanout of -1 draws each edge into the seeds; weights of 0 draw none."""
+    pytest.importorskip("grain")
+    graph = jax.tree.map(np.asarray, lumpy_graph(rng, 40, 200))
+    (batch,) = neighbor_batches(graph, np.arange(40), 40, [-1])
+    edges = np.sort(batch.blocks.graphs[0].edge_ids)
+    np.testing.assert_array_equal(edges[edges >= 0], np.arange(int(graph.indptr[-1])))
+    weights = (rng.random(graph.num_edges) < 0.5).astype(np.float32)
+    (batch,) = neighbor_batches(graph, np.arange(40), 40, [-1], edge_probability=weights)
+    drawn = batch.blocks.graphs[0].edge_ids
+    assert weights[drawn[drawn >= 0]].all()
+    with pytest.raises(ValueError, match=r"fanouts must be positive inside jax.jit"):
+        jax.jit(lambda graph, key: sample_neighbors(graph, np.arange(3), [-1], key))(
+            graph, jax.random.key(0)
+        )
+
+
+def test_batches_by_type(rng):
+    """Seeds and features are by type; blocks have the relations; batches of a key are the same."""
+    pytest.importorskip("grain")
+    pairs = rng.integers(0, 20, (2, 90))
+    with host_arrays():
+        graph = HeteroGraph.from_edges(
+            {("user", "rates", "film"): pairs}, {"user": 20, "film": 20}, inverse=True
+        )
+    x = {"user": None, "film": rng.normal(size=(20, 3))}
+    y, options = np.arange(40), {"disjoint": bool(rng.integers(2))}
+    epoch = neighbor_batches(graph, {"film": np.arange(20)}, 8, (4, 4), x=x, y=y, **options)
+    seeds = []
+    for batch in epoch:
+        seeds.append(batch.seeds[batch.seeds >= 0])
+        np.testing.assert_array_equal(batch.y, np.where(batch.seeds < 0, 0, batch.seeds))
+        want = batch.blocks.node_values(x)
+        assert want["user"] is None and batch.x["user"] is None
+        np.testing.assert_array_equal(batch.x["film"], want["film"])
+        assert batch.blocks.graphs[0].num_relations == 2
+    assert sorted(np.concatenate(seeds)) == [*range(20, 40)]
+    assert same([*epoch], [*epoch])
+    with pytest.raises(ValueError, match=r"x must be a mapping by the types user, film, got film"):
+        neighbor_batches(graph, {"film": [0]}, 1, (1,), x={"film": x["film"]})
+    with pytest.raises(ValueError, match=r"x\['film'\] must be \(20, \*features\), got"):
+        neighbor_batches(graph, {"film": [0]}, 1, (1,), x={"user": None, "film": np.ones(3)})
+
+
 def test_restart(rng):
     grain = pytest.importorskip("grain")
     make = batches(rng, seed=3)
@@ -243,6 +316,9 @@ BAD_ARGUMENTS = [
     (neighbor_batches, {"x": [1.0]}, "^x must be of numpy"),
     (neighbor_batches, {"y": np.ones(2)}, r"^y must be \(3, \*features\), got shape \(2,\)"),
     (neighbor_batches, {"shard": (2, 2)}, "^shard must be "),
+    (neighbor_batches, {"seed_values": np.ones(2)}, r"^seed_values must be \(1, \*features\)"),
+    (neighbor_batches, {"edge_time": np.zeros(3)}, "^edge_time needs seed_time"),
+    (neighbor_batches, {"fanouts": (-2,)}, "^fanouts must be a sequence"),
 ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,16 +21,24 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
+from jax_gnn.hetero import HeteroGraph
+from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._compile import jit
 from jax_gnn.sampling._neighbors import (
     Capacity,
-    check_fanouts,
-    check_homogeneous,
+    FanoutLike,
+    check_seed_time,
     layer_sizes,
+    parse_graph,
+    parse_rule,
     sample_neighbors,
+    with_all_neighbors,
 )
+from jax_gnn.sampling._relational import join_seeds, total
 from jax_gnn.sampling._rows import Ids, check_positive, fetch_rows
+from jax_gnn.sampling._time import EdgeTime
+from jax_gnn.sampling._weights import EdgeProbability
 
 _MIN_FETCHED = 16  # rows of a transfer of a cache
 
@@ -124,6 +132,7 @@ class SeedBatch(NamedTuple):
         seeds: ``(batch_size,)``, the seeds; -1 is padding.
         x: rows of ``blocks.node_ids``, zeros for padding; None if there were none.
         y: rows of the seeds, zeros for padding; None if there were none.
+        seed_values: values of the seeds, zeros for padding; None if there were none.
 
     Example:
         >>> with host_arrays():
@@ -137,21 +146,27 @@ class SeedBatch(NamedTuple):
     seeds: np.ndarray
     x: Any
     y: Any
+    seed_values: Any = None
 
 
 @public
 def neighbor_batches(
-    graph: Graph,
-    seeds: Ids,
+    graph: Graph | RelationalGraph | HeteroGraph,
+    seeds: Ids | Mapping[str, Ids],
     batch_size: int,
-    fanouts: Sequence[int],
+    fanouts: Sequence[FanoutLike],
     *,
     x: object = None,
     y: object = None,
+    seed_values: object = None,
     seed: int = 0,
     shard: tuple[int, int] = (0, 1),
     replace: bool = False,
+    edge_probability: EdgeProbability | np.ndarray | None = None,
+    edge_time: EdgeTime | np.ndarray | None = None,
+    seed_time: np.ndarray | None = None,
     tree: bool = False,
+    disjoint: bool = False,
     capacity: Capacity = None,
 ) -> Any:
     """Return an epoch of sampled batches on the host, as a ``grain.MapDataset``.
@@ -162,20 +177,29 @@ def neighbor_batches(
     a step runs, ``grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)`` one batch.
 
     Args:
-        graph: graph of one kind of nodes, with arrays of the host: built inside
-            :func:`jax_gnn.host_arrays`, or of memory maps.
-        seeds: ``(count,)`` integers, the nodes of an epoch.
+        graph: graph with arrays of the host: built inside :func:`jax_gnn.host_arrays`, or of memory
+            maps. Nodes of a :class:`jax_gnn.HeteroGraph` are those of ``graph.relational``.
+        seeds: ``(count,)`` integers, the nodes of an epoch, which may repeat; for a
+            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated.
         batch_size: number of seeds of a batch.
         fanouts: as for :func:`sample_neighbors`.
         x: ``(num_nodes, *features)`` of numpy, or a pytree of such; rows of all sources are
-            fetched.
+            fetched. For a :class:`jax_gnn.HeteroGraph` a mapping by node type, with None for types
+            without features: rows as :meth:`Blocks.node_values` gives them.
         y: ``(num_nodes, *features)`` of numpy, or a pytree of such, such as labels; rows of the
             seeds are fetched. Worker processes must be able to import the classes of both pytrees.
+            For a :class:`jax_gnn.HeteroGraph` rows of the nodes of ``graph.relational``.
+        seed_values: ``(count, *features)`` of numpy, or a pytree of such: values of seeds, not of
+            nodes, such as the answer at a seed's time.
         seed: random seed of the order of seeds, and of the draws.
         shard: number of this process, and number of processes. Each seed is in one shard; all
             shards have equally many batches.
         replace: as for :func:`sample_neighbors`.
+        edge_probability: as for :func:`sample_neighbors`, of the host.
+        edge_time: as for :func:`sample_neighbors`, of the host.
+        seed_time: ``(count,)``, times of the seeds, as for :func:`sample_neighbors`.
         tree: as for :func:`sample_neighbors`.
+        disjoint: as for :func:`sample_neighbors`.
         capacity: as for :func:`sample_neighbors`.
 
     Returns:
@@ -183,7 +207,8 @@ def neighbor_batches(
 
     Raises:
         ImportError: grain is not installed.
-        TypeError: ``graph``, ``x`` or ``y`` are not of the host, or a number is no integer.
+        TypeError: ``graph``, weights, times or values are not of the host, or a number is no
+            integer.
         ValueError: a size does not fit, or as :func:`sample_neighbors`.
 
     Example:
@@ -195,22 +220,32 @@ def neighbor_batches(
         >>> [batch.x.shape for batch in epoch]
         [(10, 2), (10, 2)]
     """
-    arguments.check_instance("graph", graph, Graph)
-    check_homogeneous(graph)
-    if not isinstance(graph.indptr, np.ndarray) or not isinstance(graph.cols, np.ndarray):
+    sizes = None if not isinstance(graph, HeteroGraph) else graph.num_nodes
+    if isinstance(graph, HeteroGraph):
+        seeds, graph = join_seeds(graph, seeds), graph.relational
+    edges, types, relations, by_layer = parse_graph(graph, fanouts)
+    if not all(isinstance(a, np.ndarray | None) for a in (edges.indptr, edges.cols, types)):
         raise TypeError("graph must be of the host: build it inside jax_gnn.host_arrays()")
     nodes = arguments.check_ids("seeds", seeds)
     batch_size = check_positive("batch_size", batch_size)
-    checked = check_fanouts("fanouts", fanouts)
-    layer_sizes(batch_size, checked, graph, capacity, replace=replace, tree=tree)
-    for name, rows in (("x", x), ("y", y)):
-        for leaf in jax.tree.leaves(rows):
-            if not isinstance(leaf, np.ndarray):
-                raise TypeError(f"{name} must be of numpy, got {type(leaf).__name__}")
-            if leaf.shape[:1] != (graph.num_dst,):
-                raise ValueError(
-                    f"{name} must be ({graph.num_dst}, *features), got shape {leaf.shape}"
-                )
+    rule = parse_rule(edges, edge_probability, edge_time)
+    times = check_seed_time(rule, seed_time, len(nodes))
+    if not all(isinstance(a, np.ndarray) for a in jax.tree.leaves((rule, times))):
+        raise TypeError("edge_probability, edge_time and seed_time must be of numpy")
+    replace, tree, disjoint = (
+        arguments.check_flag(name, flag)
+        for name, flag in (("replace", replace), ("tree", tree), ("disjoint", disjoint))
+    )
+    options: dict[str, Any] = {"replace": replace, "tree": tree}
+    totals = tuple(total(fanout, relations) for fanout in by_layer)
+    disjoint = disjoint or times is not None
+    layer_sizes(batch_size, totals, edges, capacity, disjoint=disjoint, **options)
+    options |= {"disjoint": disjoint, "capacity": capacity}
+    if sizes is not None and x is not None:
+        _check_types(x, sizes)
+    _check_rows("x", () if isinstance(x, Mapping) and sizes is not None else x, edges.num_dst)
+    _check_rows("y", y, edges.num_dst)
+    _check_rows("seed_values", seed_values, len(nodes))
     index, count = (arguments.check_integer(f"shard[{i}]", n) for i, n in enumerate(shard))
     if not 0 <= index < count:
         raise ValueError(f"shard must be (index, count), index below count, got {shard}")
@@ -221,13 +256,36 @@ def neighbor_batches(
         raise ImportError(
             "neighbor_batches needs grain: pip install 'jax-gnn-kernels[loader]'"
         ) from error
-    # Padded to a multiple of the number of shards, so that these are equally long.
-    source: Any = np.concatenate([nodes, np.full(-len(nodes) % count, PADDING)])
-    dataset = grain.MapDataset.source(source).shuffle(seed % 2**32)[index::count]
+    if isinstance(rule, EdgeTime):
+        options["edge_time"] = rule
+    elif rule is not None:
+        options["edge_probability"] = rule
+    # Places of seeds, padded to a multiple of the number of shards, so that these are equally long.
+    places: Any = np.concatenate([np.arange(len(nodes)), np.full(-len(nodes) % count, PADDING)])
+    dataset = grain.MapDataset.source(places).shuffle(seed % 2**32)[index::count]
     dataset = dataset.batch(batch_size, batch_fn=functools.partial(_padded, batch_size))
-    sample = _Sample(graph, checked, x, y, {"replace": replace, "tree": tree, "capacity": capacity})
+    fanouts = with_all_neighbors(fanouts, edges)
+    sample = _Sample(graph, nodes, fanouts, x, y, seed_values, times, sizes is not None, options)
     draws = np.random.SeedSequence([seed % 2**32, index]).generate_state(1)
     return dataset.random_map(sample, seed=int(draws[0]))
+
+
+def _check_rows(name: str, values: object, size: int) -> None:
+    """Raise an error unless all leaves are arrays of numpy with so many rows."""
+    for leaf in jax.tree.leaves(values):
+        if not isinstance(leaf, np.ndarray):
+            raise TypeError(f"{name} must be of numpy, got {type(leaf).__name__}")
+        if leaf.shape[:1] != (size,):
+            raise ValueError(f"{name} must be ({size}, *features), got shape {leaf.shape}")
+
+
+def _check_types(x: object, sizes: Mapping[str, int]) -> None:
+    """Raise an error unless x has rows of all node types, in their order."""
+    if not isinstance(x, Mapping) or [*x] != [*sizes]:
+        got = ", ".join(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
+        raise ValueError(f"x must be a mapping by the types {', '.join(sizes)}, got {got}")
+    for name, rows in x.items():
+        _check_rows(f"x[{name!r}]", rows, sizes[name])
 
 
 def _padded(batch_size: int, seeds: Sequence[int]) -> np.ndarray:
@@ -240,10 +298,14 @@ def _padded(batch_size: int, seeds: Sequence[int]) -> np.ndarray:
 class _Sample:
     """Samples the neighbourhoods of a batch of seeds, and fetches its rows."""
 
-    graph: Graph
-    fanouts: tuple[int, ...]
+    graph: Graph | RelationalGraph
+    nodes: np.ndarray  # (count,), the seeds of an epoch
+    fanouts: Sequence[FanoutLike]
     x: Any
     y: Any
+    seed_values: Any
+    times: Any  # (count,), times of the seeds, or None
+    by_type: bool  # whether x is by type of node
     options: dict[str, Any]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -257,7 +319,7 @@ class _Sample:
         self.__dict__.update(state)
         if multiprocessing.parent_process() is None:
             return
-        for name in ("x", "y"):
+        for name in ("x", "y", "seed_values"):
             try:
                 pickle.dumps(jax.tree.map(lambda rows: rows[:0], state[name]))
             except (pickle.PicklingError, AttributeError) as error:
@@ -266,9 +328,17 @@ class _Sample:
                     f"those of a module beside the script, got one that it cannot pickle: {error}"
                 ) from error
 
-    def __call__(self, seeds: np.ndarray, rng: np.random.Generator) -> SeedBatch:
+    def __call__(self, places: np.ndarray, rng: np.random.Generator) -> SeedBatch:
         key = rng.integers(2**32, size=2, dtype=np.uint32)
-        blocks = sample_neighbors(self.graph, seeds, self.fanouts, key, **self.options)
-        x = jax.tree.map(lambda rows: fetch_rows(rows, blocks.node_ids), self.x)
+        seeds = np.where(places < 0, PADDING, self.nodes[places])
+        options = self.options
+        if self.times is not None:
+            options = options | {"seed_time": self.times[places]}
+        blocks = sample_neighbors(self.graph, seeds, self.fanouts, key, **options)
+        if self.by_type and self.x is not None:
+            x: Any = blocks.node_values(self.x)
+        else:
+            x = jax.tree.map(lambda rows: fetch_rows(rows, blocks.node_ids), self.x)
         y = jax.tree.map(lambda rows: fetch_rows(rows, seeds), self.y)
-        return SeedBatch(blocks, seeds, x, y)
+        values = jax.tree.map(lambda rows: fetch_rows(rows, places), self.seed_values)
+        return SeedBatch(blocks, seeds, x, y, values)

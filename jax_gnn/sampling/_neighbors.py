@@ -98,7 +98,8 @@ def sample_neighbors(
         seeds: ``(num_seeds,)`` integers, the nodes whose outputs are computed. -1, as any id out of
             range, is padding and has no neighbours. Seeds may repeat. For a
             :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated.
-        fanouts: number of edges to draw into each node, for each layer, that of the seeds first.
+        fanouts: number of edges to draw into each node, for each layer, that of the seeds first;
+            -1 is as many as any node has, for a graph that is not traced.
             With relations, a number is for all relations together, and edges of a
             ``self_relation`` come in addition; a mapping has the number for each relation, by name
             or number, and 0 for others.
@@ -138,13 +139,13 @@ def sample_neighbors(
         seeds, graph = join_seeds(graph, seeds), graph.relational
     edges, types, relations, by_layer = parse_graph(graph, fanouts)
     disjoint = arguments.check_flag("disjoint", disjoint)
-    rule = _parse_rule(edges, edge_probability, edge_time)
+    rule = parse_rule(edges, edge_probability, edge_time)
     arrays = jax.tree.leaves((edges.indptr, edges.cols, types, rule))
     on_host = namespace(*arrays) is np and not is_traced(key)
     on_host &= not any(isinstance(array, jax.Array) for array in (seeds, seed_time))
     nodes = arguments.check_ids("seeds", seeds, traced=not on_host)
     num_seeds = nodes.shape[0]
-    limits = _check_seed_time(rule, seed_time, num_seeds)
+    limits = check_seed_time(rule, seed_time, num_seeds)
     if limits is not None and relations is not None and relations.self_relation:
         raise ValueError(
             "graph must have no self_relation where edge_time is given, as these edges have no "
@@ -243,10 +244,24 @@ def parse_graph(
 ) -> tuple[Graph, Array | None, Relations | None, tuple[Fanout, ...]]:
     """Return a graph's edges, their relations and these relations' description, and fanouts."""
     edges = check_homogeneous(graph)
+    fanouts = with_all_neighbors(fanouts, edges)
     if isinstance(graph, RelationalGraph):
         by_layer = check_relation_fanouts("fanouts", fanouts, graph)
         return edges, graph.edge_types, Relations.from_graph(graph), by_layer
     return edges, None, None, check_fanouts("fanouts", fanouts)
+
+
+def with_all_neighbors(fanouts: Any, graph: Graph) -> Any:
+    """Return fanouts with the largest number of edges into a node in place of -1."""
+    if not is_sequence(fanouts) or not any(isinstance(n, int) and n == -1 for n in fanouts):
+        return fanouts
+    if is_traced(graph.indptr):
+        raise ValueError(
+            "fanouts must be positive inside jax.jit, where the number of all neighbours is not "
+            f"known, got {fanouts!r}"
+        )
+    most = max(int(np.diff(np.asarray(graph.indptr)).max(initial=1)), 1)
+    return [most if isinstance(n, int) and n == -1 else n for n in fanouts]
 
 
 def check_homogeneous(graph: Any) -> Graph:
@@ -256,7 +271,8 @@ def check_homogeneous(graph: Any) -> Graph:
     return edges
 
 
-def _parse_rule(graph: Graph, edge_probability: object, edge_time: object) -> Rule:
+def parse_rule(graph: Graph, edge_probability: object, edge_time: object) -> Rule:
+    """Return the rule by which edges are drawn, from weights, times or neither."""
     if edge_probability is not None and edge_time is not None:
         raise ValueError(
             "edge_probability must be None where edge_time is given: edges before a time are all "
@@ -269,7 +285,7 @@ def _parse_rule(graph: Graph, edge_probability: object, edge_time: object) -> Ru
     return None
 
 
-def _check_seed_time(rule: Rule, seed_time: object, num_seeds: int) -> Array | None:
+def check_seed_time(rule: Rule, seed_time: object, num_seeds: int) -> Array | None:
     """Return the times of seeds, given if and only if edges have times, in the edges' dtype."""
     if isinstance(rule, EdgeTime) != (seed_time is not None):
         present, missing = ("edge_time", "seed_time")[:: 1 if seed_time is None else -1]
