@@ -39,6 +39,7 @@ NO_CODE = (
     "{toctree}",
     "{eval-rst}",
     "{include}",
+    "{literalinclude}",
     "{code-block} py",
 )  # others' programs
 REFERENCE_PAGE = "tried"  # a list of measurements to look up, without a limit of sentences

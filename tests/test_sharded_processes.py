@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import runpy
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+
+from jax_gnn import Graph
+from jax_gnn.sharding import save_parts
 
 PROCESS = """
 import os
@@ -168,3 +174,71 @@ def test_two_processes_are_as_one(rng, tmp_path):
         if all("joined" in text for text in texts):
             break
     assert all("as one process" in text for text in texts), "\n".join(texts)
+
+
+# --- The script of docs/clusters -----------------------------------------------------------------
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "clusters" / "train_parts.py"
+FIRST_PORT = 65535 - 2**12 + 1  # JAX adds the number of SLURM's job, modulo 2**12
+
+
+def variables(cluster: str, port: int, count: int, number: int) -> dict[str, str]:
+    """Return the variables of a process in SLURM or Kubernetes."""
+    if cluster == "slurm":
+        values = {"JOB_ID": port - FIRST_PORT, "NTASKS": count, "PROCID": number, "LOCALID": number}
+        variables = {f"SLURM_{name}": str(value) for name, value in values.items()}
+        return variables | {"SLURM_STEP_NODELIST": "localhost"}
+    index = {"JOB_COMPLETION_INDEX": str(number), "PROCESSES": str(count)}
+    return index | {"COORDINATOR": f"localhost:{port}"}
+
+
+def run_script(cluster: str, count: int, folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run the script in some processes, and return their ends."""
+    pids = np.random.default_rng(os.getpid())
+    for port in FIRST_PORT + pids.permutation(2**12)[:50]:
+        with socket.socket() as free:
+            if free.connect_ex(("localhost", int(port))):  # nobody listens
+                break
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", SCRIPT, folder],
+            env=os.environ
+            | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+            | variables(cluster, int(port), count, number),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(count)
+    ]
+    try:
+        texts = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    ends = zip(processes, texts, strict=True)
+    return [subprocess.CompletedProcess([], p.returncode, text) for p, text in ends]
+
+
+@pytest.mark.parametrize(("cluster", "count"), [("slurm", 2), ("slurm", 4), ("kubernetes", 2)])
+def test_jobs_of_clusters(cluster, count, rng, tmp_path, monkeypatch):
+    """Processes find each other, and train as one process of as many devices does."""
+    pytest.importorskip("optax")
+    src, dst = rng.integers(0, 90, (2, 400))
+    x, train = rng.normal(size=(90, 5)).astype(np.float32), np.float32(rng.random(90) < 0.5)
+    rows = {"x": x, "y": rng.integers(0, 3, 90), "train": train}
+    folder = tmp_path / "parts"
+    save_parts(folder, Graph.from_edges(src, dst, num_nodes=90), count, nodes=rows)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda: None)
+    monkeypatch.setattr(jax, "device_count", lambda: count)
+    expected = runpy.run_path(str(SCRIPT))["main"](folder)
+    ends = run_script(cluster, count, folder)
+    assert [end.returncode for end in ends] == [0] * count, ends
+    line = f"{count} processes, {count} devices, loss "
+    loss = float(ends[0].stdout.partition(line)[2].split()[0])
+    assert abs(loss - expected) < 1e-3
+    if (cluster, count) != ("kubernetes", 2):
+        return
+    (folder / "0.npz").unlink()
+    ends = run_script(cluster, count, folder)
+    assert all(end.returncode and "0.npz does not exist" in ends[0].stdout for end in ends), ends
