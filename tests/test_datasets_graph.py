@@ -170,7 +170,7 @@ def test_csv_of_text(tmp_path):
     [
         # Columns and ids that are missing or repeated.
         ("a\n1\n", "src,dst\n", "nodes.csv: expected the column id, got a"),
-        ("id\n1\n1\n", "src,dst\n", "nodes.csv must name each node once, got 1 2 times"),
+        ("id\n1\n1\n", "src,dst\n", "nodes.csv must have each name once, got 1 2 times"),
         (
             "id\nann\n",
             "src,dst\n\nann,ann\nann,bob\neve,bob\n",

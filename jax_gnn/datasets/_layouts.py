@@ -22,8 +22,8 @@ def layout_of(path: Path) -> str:
     parts = {match["part"]: match.string for match in _tables(path)}
     if path.is_dir() and any((path / part).is_dir() for part in ("nodes", "edges")):
         parts |= {"types": "the folders nodes and edges"}
-    elif path.is_dir() and "nodes" in parts and (files := [*path.glob("*.hgr")]):
-        parts.setdefault("hyperedges", files[0].name)
+    elif path.is_dir() and "nodes" in parts and (lists := sorted(path.glob("*.hgr"))):
+        parts.setdefault("hyperedges", lists[0].name)
     for part, others in (
         ("types", ("nodes", "edges", "hyperedges", "graphs")),
         ("hyperedges", ("edges", "graphs")),
@@ -52,8 +52,11 @@ def locate_tables(path: Path, *parts: str) -> list[Path]:
     matches, folder = _tables(path), path if path.is_dir() else path.parent
     files = {match["part"]: folder / match.string for match in matches}
     is_one = len({match["name"] for match in matches}) == 1 and len(files) == len(matches)
-    if "hyperedges" in parts and path.is_dir() and (lists := [*path.glob("*.hgr")]):
-        files.setdefault("hyperedges", lists[0])
+    if "hyperedges" in {*parts} - files.keys() and path.is_dir():
+        lists = sorted(path.glob("*.hgr"))
+        if len(lists) > 1:
+            raise ValueError(f"{path} has {lists[0].name} and {lists[1].name}: keep one")
+        files |= dict(zip(["hyperedges"], lists, strict=False))
     if not is_one or not {*parts} <= files.keys():
         # Errors of this function say what is wrong.
         return locate(path, *(("", f"{part}.csv") for part in parts))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -132,10 +132,10 @@ class TableFeatures:
         return tuple(name for column in self.columns for name in column.feature_names) or None
 
     @property
-    def recipe(self) -> str:
-        """Description of the columns as JSON, for tables to predict on."""
+    def recipe(self) -> dict[str, Any]:
+        """Description of the columns, for tables to predict on."""
         columns = [asdict(column) for column in self.columns]
-        return json.dumps({"columns": columns, "unused": [*self.unused]})
+        return {"columns": columns, "unused": [*self.unused]}
 
     @classmethod
     def read(
@@ -146,7 +146,7 @@ class TableFeatures:
         *,
         fill: str,
         text: str,
-        recipe: str | None,
+        plan: Mapping[str, Any] | None,
     ) -> TableFeatures:
         """Read the columns of a table as features.
 
@@ -156,12 +156,11 @@ class TableFeatures:
             memory: Budget of memory.
             fill: One of `FILLS`.
             text: "drop" or "hash", for columns of free text.
-            recipe: `recipe` of the table of a training, which decides all other settings.
+            plan: `recipe` of the table of a training, if any, which decides all other settings.
         """
         self = cls()
-        if recipe is not None:
-            parsed = json.loads(recipe)
-            for column in parsed["columns"]:
+        if plan:
+            for column in plan["columns"]:
                 self.columns.append(ColumnFeatures(**{**column, "values": tuple(column["values"])}))
             known = {column.name for column in self.columns}
             if missing := [name for name in known if name not in table]:
@@ -171,7 +170,7 @@ class TableFeatures:
                 self._add(column, table[column.name], place, memory, column.kind)
             for name in (name for name in table if name not in known):
                 self._leave_out(name, "the model does not take it")
-            if unknown := [name for name in self.unused if name not in parsed["unused"]]:
+            if unknown := [name for name in self.unused if name not in plan["unused"]]:
                 self.notices.append(
                     "there are columns that the model does not know, which do not count: "
                     + ", ".join(unknown)
