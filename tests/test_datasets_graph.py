@@ -185,7 +185,7 @@ def test_csv_of_text(tmp_path):
         (
             "id,target,split\n7,,val\n",
             "src,dst\n",
-            r"nodes.csv:2 \(node 7\) has 'val', but",
+            r"nodes.csv:2 \(7\) has 'val', but",
         ),
         ("id\n1\n", "src,dst,weight\n1,1,\n", "column 'weight': edges.csv:2 has no finite"),
         ("id\n1\n", "src,to\n1,1\n", "edges.csv: expected the columns src and dst, got src, to"),

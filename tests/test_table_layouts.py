@@ -86,6 +86,11 @@ def test_names_of_labels(tmp_path, header, row, values, names):
     assert (data.y.tolist(), data.label_names) == (values, names)
 
 
+def test_missing_targets(tmp_path):
+    write(tmp_path, {"nodes.csv": "id,y\na,0.5\nb,N/A\n", "edges.csv": "src,dst\na,a\n"})
+    np.testing.assert_array_equal(load_csv(tmp_path).y, [0.5, np.nan])
+
+
 @pytest.mark.parametrize(
     ("nodes", "edges", "message"),
     [

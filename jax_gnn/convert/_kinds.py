@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jax_gnn.convert._columns import Column, encode, is_missing, numbers, typed
+from jax_gnn.convert._columns import Column, encode, is_missing, normalized, numbers, typed
 from jax_gnn.convert._data import objects
 
 Kind: TypeAlias = Literal["number", "time", "category", "text", "index", "empty"]
@@ -145,12 +145,8 @@ def blank_markers(values: Column) -> np.ndarray:
 def as_words(values: Column) -> np.ndarray:
     """Return the cells of a column as text without blanks around it, None if missing."""
     cells = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
-    words = (None if is_missing(cell) else str(_plain(cell)).strip() for cell in cells)
+    words = (None if cell is None else str(cell).strip() for cell in map(normalized, cells))
     return objects([word or None for word in words])
-
-
-def _plain(cell: object) -> object:
-    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _is_index(name: str, array: np.ndarray) -> bool:
@@ -277,8 +273,10 @@ def _parsed_time(parse: Callable[[str], datetime.datetime], word: str) -> float:
         return math.nan
 
 
-def _since_epoch(time: datetime.datetime) -> float:
+def _since_epoch(time: datetime.date) -> float:
     """Return microseconds since 1970; times without a zone are taken for UTC."""
+    if not isinstance(time, datetime.datetime):
+        time = datetime.datetime.combine(time, datetime.time())
     if time.tzinfo is not None:
         time = time.astimezone(datetime.UTC).replace(tzinfo=None)
     return float((time - _EPOCH) // datetime.timedelta(microseconds=1))
@@ -294,17 +292,10 @@ def _times(values: Column) -> np.ndarray | None:
     if values.dtype != object:
         return None
     cells = [None if is_missing(cell) else cell for cell in values.tolist()]
-    if not any(isinstance(cell, datetime.date) for cell in cells) or not all(
-        cell is None or isinstance(cell, datetime.date) for cell in cells
-    ):
+    present = [cell for cell in cells if cell is not None]
+    if not present or not all(isinstance(cell, datetime.date) for cell in present):
         return None
-    times = np.full(len(cells), math.nan)
-    for row, cell in enumerate(cells):
-        if isinstance(cell, datetime.datetime):
-            times[row] = _since_epoch(cell)
-        elif cell is not None:
-            times[row] = _since_epoch(datetime.datetime.combine(cell, datetime.time()))
-    return times
+    return np.array([math.nan if cell is None else _since_epoch(cell) for cell in cells])
 
 
 def fill_value(array: np.ndarray, fill: str) -> float:

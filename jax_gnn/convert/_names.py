@@ -52,13 +52,9 @@ def find_ends(
     src: str | None = None,
     dst: str | None = None,
 ) -> tuple[str, str]:
-    """Return the columns of the two ends of edges, or of nodes and hyperedges.
+    """Return the columns of the two ends of edges by their words, the documented ones first.
 
-    Args:
-        columns: Names of the columns.
-        words: Words of the two ends, the documented ones first.
-        src: Column of the first end, if it is known.
-        dst: Column of the second end, if it is known.
+    `src` and `dst` are the columns that are known.
 
     Raises:
         ValueError: No pair of columns may be meant, or several.
@@ -153,23 +149,9 @@ def taken_as(title: str, roles: Mapping[str, str]) -> list[str]:
 # --- Numbers of names -----------------------------------------------------------------------------
 
 
-def as_integers(values: Column) -> Column:
-    """Convert floats without fractions to integers, with None for NaN: names as pandas has them."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
-        return values
-    is_finite = np.isfinite(values)
-    finite = values[is_finite]
-    if (finite != np.floor(finite)).any() or (np.abs(finite) >= 2**53).any():
-        return values
-    # pandas writes integers as floats in a column with empty cells.
-    integers = np.where(is_finite, values, 0).astype(np.int64).astype(object)
-    integers[~is_finite] = None
-    return integers
-
-
 def encode_names(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Number the names in some columns together, as `encode` does; they are text or integers."""
-    names, codes = encode({title: as_integers(values) for title, values in columns.items()})
+    names, codes = encode(columns)
     types = set() if names.dtype.kind in "iu" else {*map(type, names.tolist())}
     if not types <= {str} and types != {int}:
         described = " and ".join(sorted(cls.__name__ for cls in types))

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
-from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in
+from jax_gnn._core.files import Memory, as_path, errors_in
 from jax_gnn.convert._columns import Column
 from jax_gnn.convert._kinds import as_words
-from jax_gnn.convert._names import HYPEREDGES, as_integers, encode_names, node_order
+from jax_gnn.convert._names import HYPEREDGES, encode_names, node_order
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -154,16 +154,12 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     sizes = [len(table.y) for table in nodes.values()]
     first = dict(zip(nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
     x_by_type = {kind: x for kind, table in nodes.items() if (x := table.features.x) is not None}
+    target = nodes[labelled[0]] if labelled else None
+    missing = -1 if target is None or target.label_names is not None else np.nan
     with errors_in(folder):
-        memory.claim("nodes", sum(sizes) * ID_BYTES)
-        fields: dict[str, Any] = {"y": np.full(sum(sizes), -1)}
+        splits: dict[str, Any] = {}
         for kind, table in nodes.items():
-            if kind in labelled:
-                is_class = table.label_names is not None
-                fields["y"] = np.full(sum(sizes), -1 if is_class else np.nan, table.y.dtype)
-                fields["y"][first[kind] : first[kind] + len(table.y)] = table.y
-                fields["label_names"] = table.label_names
-            fields |= table.split_fields(names[kind].tolist(), first[kind])
+            splits |= table.split_fields(names[kind].tolist(), first[kind])
         src, dst = (
             np.concatenate([ids[side] + first[table.key[2 * side]] for table, ids in rows])
             for side in (0, 1)
@@ -181,7 +177,9 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
             node_names=tuple(str(name) for kind in nodes for name in names[kind].tolist()),
             x_by_type=x_by_type,
             format="tables" if x_by_type else "",
-            **fields,
+            y=np.concatenate([np.where(t.is_unlabelled, missing, t.y) for t in nodes.values()]),
+            label_names=target.label_names if target else None,
+            **splits,
         )
     predicted = settings.plan.get("predicted", labelled[0] if labelled else None)
     if predicted in nodes:
@@ -223,7 +221,7 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
     edges = EdgeTable.read(files[1], settings, ("graph",))
     nodes = NodeTable.read(files[0], memory, settings, settings.plan, uses=("graph",))
     graphs = NodeTable.read(files[2], memory, settings, None, kind="graph", of_graphs=True)
-    of_graph = {f"graph of {nodes.title}": nodes.column("graph")}
+    of_graph = {f"graph of {nodes.title}": nodes.columns[nodes.roles["graph"]]}
     with errors_in(path):
         names, (graph_codes, node_codes) = encode_names(graphs.ids | of_graph)
         names, row_of = node_order(graphs.title, names, graph_codes, graphs.place)
@@ -233,7 +231,7 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
         raise ValueError(f"{files[0]}: {where} has a graph that is not in {graphs.title}")
     if "graph" in edges.roles:
         for table in (nodes, edges):
-            graph = table.column("graph")
+            graph = table.columns[table.roles["graph"]]
             table.ids = {name: _in_graph(ids, graph) for name, ids in table.ids.items()}
     _, ((src, dst),) = number_ends({"": nodes}, [edges])
     if (across := np.flatnonzero(graph_of[src] != graph_of[dst])).size:
@@ -277,6 +275,6 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
 
 def _in_graph(ids: Column, graphs: Column) -> np.ndarray:
     """Return names of nodes that tell their graphs apart; None if one of both is missing."""
-    pairs = zip(*(as_words(as_integers(column)).tolist() for column in (ids, graphs)), strict=True)
+    pairs = zip(*(as_words(column).tolist() for column in (ids, graphs)), strict=True)
     names = [None if None in pair else "{} of {}".format(*pair) for pair in pairs]
     return np.array(names, object)

@@ -56,7 +56,7 @@ def load_matrix_market(path: str | os.PathLike[str]) -> GraphDataset:
     """
     file = require_file(as_path("path", path), "NAME.mtx")
     with errors_in(file):
-        table = read_columns("edges", file, ("src", "dst"))
+        table = read_columns("edges", file)
         num_rows, num_cols = _sizes(file)
         if num_rows != num_cols:
             raise ValueError(f"expected a square matrix, got {num_rows} x {num_cols}")
@@ -82,7 +82,7 @@ def load_hmetis(path: str | os.PathLike[str]) -> HypergraphDataset:
     """
     file = require_file(as_path("path", path), "NAME.hgr")
     with errors_in(file):
-        table = read_columns("edges", file, ("src", "dst"))
+        table = read_columns("edges", file)
         num_hyperedges, num_nodes = _sizes(file)
         sizes = f"{num_nodes} nodes and {num_hyperedges} hyperedges"
         Memory(file).claim(sizes, (num_nodes + num_hyperedges) * ID_BYTES)

@@ -92,12 +92,10 @@ def load_hypergraph(source: str | os.PathLike[str], **options: Any) -> Hypergrap
     """Read a hypergraph dataset in the format that the names of its files show.
 
     Args:
-        source: ``"digits"`` (a folder of that name is ``"./digits"``), a ``.npz`` file
-            (:func:`load_npz`), a folder with HyperGCN's pickles (:func:`load_hypergcn`), or a
-            folder in the format of AllSet (:func:`load_allset`) or the Cornell collection
-            (:func:`load_cornell`), or one of the files of the last two; or a folder of tables
-            (:func:`load_hypergraph_csv`).
-        **options: arguments of :func:`load_csv`, for tables.
+        source: ``"digits"`` (a folder of that name is ``"./digits"``), or what :func:`load_npz`,
+            :func:`load_hypergcn`, :func:`load_allset`, :func:`load_cornell`, :func:`load_hmetis` or
+            :func:`load_hypergraph_csv` reads: a folder, or one of its files.
+        **options: arguments of :func:`load_csv`, for tables. A ``recipe`` is left out for others.
     """
     return _load(source, digits, _HYPERGRAPHS, options)
 
@@ -106,11 +104,10 @@ def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
     """Read a graph dataset in the format that the names of its files show.
 
     Args:
-        source: ``"digits"`` (a folder of that name is ``"./digits"``, see :func:`digits_graph`), a
-            ``.npz`` file (:func:`load_graph_npz`), or a folder of Planetoid
-            (:func:`load_planetoid`), of the Open Graph Benchmark (:func:`load_ogb_nodes`) or with
-            two CSV files (:func:`load_csv`), or one of the files.
-        **options: arguments of :func:`load_csv`, for tables. A ``recipe`` is left out for others.
+        source: ``"digits"`` (see :func:`digits_graph`), or what :func:`load_graph_npz`,
+            :func:`load_planetoid`, :func:`load_csv`, :func:`load_ogb_nodes`,
+            :func:`load_matrix_market` or :func:`load_snap` reads.
+        **options: as of :func:`load_hypergraph`.
     """
     return _load(source, digits_graph, _GRAPHS, options)
 
@@ -119,10 +116,9 @@ def load_graphs(source: str | os.PathLike[str], **options: Any) -> GraphsDataset
     """Read many graphs with a label each, in the format that the names of the files show.
 
     Args:
-        source: a folder of TUDataset (:func:`load_tu`) or the Open Graph Benchmark
-            (:func:`load_ogb_graphs`), or a file in the format of GIN's code (:func:`load_gin`), or
-            a folder of tables (:func:`load_graphs_csv`).
-        **options: arguments of :func:`load_csv`, for tables.
+        source: what :func:`load_tu`, :func:`load_ogb_graphs`, :func:`load_gin` or
+            :func:`load_graphs_csv` reads.
+        **options: as of :func:`load_hypergraph`.
     """
     return _load(source, None, _MANY_GRAPHS, options)
 
@@ -131,11 +127,9 @@ def load_relational(source: str | os.PathLike[str], **options: Any) -> Relationa
     """Read edges with relations, in the format that the names of the files show.
 
     Args:
-        source: a ``.npz`` file (:func:`load_relational_npz`), a folder with N-Triples or their file
-            (:func:`load_rdf`), a folder of the Heterogeneous Graph Benchmark (:func:`load_hgb`), or
-            one with facts as text (:func:`load_triples`), or one of their files; or a folder of
-            tables by type (:func:`load_relational_csv`).
-        **options: arguments of :func:`load_csv`, for tables.
+        source: what :func:`load_relational_npz`, :func:`load_rdf`, :func:`load_hgb`,
+            :func:`load_triples` or :func:`load_relational_csv` reads.
+        **options: as of :func:`load_hypergraph`.
     """
     return _load(source, None, _RELATIONAL, options)
 

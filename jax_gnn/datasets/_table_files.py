@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from jax_gnn._core.files import Memory, errors_in
-from jax_gnn.convert._columns import Column, encode, floats, numbers
+from jax_gnn.convert._columns import encode, numbers
 from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, typo_notice, whole_seconds
 from jax_gnn.convert._names import end_words, find, find_ends, find_id, find_label, taken_as
 from jax_gnn.convert._table import NamedTable, Roles, assign_ids
@@ -32,11 +32,7 @@ _WORDS = {
     "weight": ("weight", "edgeweight"),
     "split": ("split",),
 }
-_USES = {
-    "id": "names",
-    "graph": "the graph of each row",
-    "split": "parts for training, validation and test",
-}
+_USES = {"id": "names", "graph": "the graph of each row", "split": "parts of the data"}
 
 
 @dataclass(frozen=True)
@@ -79,29 +75,23 @@ class FileTable(NamedTable):
         self.details |= {self.roles[role]: use for role, use in _USES.items() if role in self.roles}
         return self
 
-    def column(self, role: str) -> Column | None:
-        """Return the column with a role, if there is one."""
-        return self.columns.get(self.roles.get(role, ""))
-
     def read_times(self, unit: str = "") -> None:
         """Set times as int64: whole numbers, or seconds since 1970 for dates.
 
-        Args:
-            unit: Unit of other times, if any.
-
         Raises:
-            ValueError: A time is missing or no whole number, or of a finer unit.
+            ValueError: A time is missing or no whole number, or finer than `unit`, that of others.
         """
-        name, values = self.roles["time"], self.column("time")
+        name = self.roles["time"]
+        values = self.columns[name]
         reading = read_kind(name, values, self.place)
-        times, self.unit = reading.values, "whole numbers"
+        times, read_unit = reading.values, "whole numbers"
         if reading.kind == "time":
-            times, self.unit = whole_seconds(times)
-            if unit == f"micro{self.unit}":
-                times, self.unit = times * 10**6, unit
+            times, read_unit = whole_seconds(times)
+            if unit == f"micro{read_unit}":
+                times, read_unit = times * 10**6, unit
         elif isinstance(values, np.ndarray) and values.dtype.kind in "iu":
             times = values  # which floats would round
-        if times.dtype == object or times.ndim != 1 or self.unit == f"micro{unit}":
+        if times.dtype == object or times.ndim != 1 or read_unit == f"micro{unit}":
             raise ValueError(
                 f"column {name!r}: expected {unit or 'dates or whole numbers'}, got {reading.kind}"
             )
@@ -112,22 +102,24 @@ class FileTable(NamedTable):
                 f"column {name!r}: {self.place(rows[0])} has no time: expected a date or a whole "
                 f"number; {rows.size} of {times.size} rows are such"
             )
-        self.time = times.astype(np.int64)
+        self.time, self.unit = times.astype(np.int64), read_unit
 
-    def rounded(self, name: str, values: Column) -> np.ndarray:
+    def rounded(self, name: str, values: np.ndarray) -> np.ndarray:
         """Return a column of numbers in float32, after a warning if that rounds them."""
         array = numbers(values)
-        self.warn_rounded([name] * (array is not None and array.dtype != np.float32))
-        return np.asarray(floats(values))
+        assert array is not None
+        if array.dtype != np.float32:
+            self.warn_rounded(name)
+        with np.errstate(over="ignore"):  # large numbers become inf, which datasets refuse
+            return array.astype(np.float32)
 
-    def warn_rounded(self, names: Sequence[str]) -> None:
-        """Warn of columns of numbers that float32 rounds."""
-        for name in names:
-            warnings.warn(
-                f"{self.path}: column {name!r} has numbers beyond 2**24, which float32 rounds: "
-                "subtract the least, or divide",
-                stacklevel=5,
-            )
+    def warn_rounded(self, name: str) -> None:
+        """Warn of a column of numbers that float32 rounds."""
+        warnings.warn(
+            f"{self.path}: column {name!r} has numbers beyond 2**24, which float32 rounds: "
+            "subtract the least, or divide",
+            stacklevel=5,
+        )
 
 
 @dataclass
@@ -154,16 +146,10 @@ class NodeTable(FileTable):
     ) -> NodeTable:
         """Read a table.
 
-        Args:
-            path: The file.
-            memory: Budget of memory.
-            options: Options of how columns are read.
-            plan: `TableFeatures.recipe` of the table of a training; None or empty without one.
-            kind: Type of the nodes, after which a column of ids may be called.
-            uses: Roles of columns besides ids.
-            unit: Unit of the times of edges, if any.
-            of_graphs: Whether rows are graphs, whose other columns are no features.
-            counted: Whether nodes count from 1 in the order of the rows if there are no ids.
+        `plan` is the `TableFeatures.recipe` of the table of a training, if any. A column of ids may
+        be called after `kind`, the type of nodes; without one, `counted` nodes count from 1. `uses`
+        are roles of columns besides ids, `unit` is that of the times of edges. Graphs have no
+        features of their own.
         """
 
         def roles_of(columns: Sequence[str]) -> dict[str, str]:
@@ -187,15 +173,13 @@ class NodeTable(FileTable):
             self.ids = self.ids or {f"id of {path.name}": np.arange(1, rows + 1)}
             used = {name for role, name in self.roles.items() if role != "time"} | {*options.ignore}
             columns = {name: cells for name, cells in self.columns.items() if name not in used}
-            self.features = TableFeatures.read(
-                {} if of_graphs else columns,
-                self.place,
-                memory,
-                fill=options.fill_missing,
-                text=options.text,
-                plan=plan,
-            )
-            self.warn_rounded(self.features.large)
+            self.features = TableFeatures(self.place, memory)
+            if plan:
+                self.features.follow(columns, plan)
+            elif not of_graphs:
+                self.features.read(columns, options.fill_missing, options.text)
+            for name in self.features.large:
+                self.warn_rounded(name)
             reason = "graphs have no features of their own" if of_graphs else "ignored"
             unused = self.columns.keys() - self.roles.values()
             self.details |= dict.fromkeys(unused, f"not used: {reason}") | self.features.details
@@ -223,23 +207,21 @@ class NodeTable(FileTable):
 
     def _read_labels(self, role: str, name: str) -> None:
         """Set labels from their column: classes, or numbers to regress on."""
-        values = self.columns[name]
-        array = numbers(values) if role == "y" else None
-        if array is not None and (array != np.floor(array))[np.isfinite(array)].any():
-            role = "target"
-        if role == "target":
-            reading = read_kind(name, values, self.place, "number")
-            notice = typo_notice(reading, values, self.place)
-            self.notices += [f"column {name!r}: {notice}"] * bool(notice)
-            self.y, kind = self.rounded(name, reading.values), "numbers to regress on"
-        else:
+        values, kind = self.columns[name], "numbers to regress on"
+        if role != "target":
             classes, (self.y,) = encode({name: blank_markers(values)})
-            if not _are_classes(classes.tolist()):
+            if _are_classes(classes.tolist()):
+                self.label_names = tuple(map(str, classes.tolist()))
+                kind = f"{classes.size:,} classes"
+            elif role == "label":
                 raise ValueError(
                     f"column {name!r} has numbers that are no classes; call it 'target'"
                 )
-            self.label_names = tuple(map(str, classes.tolist()))
-            kind = f"{classes.size:,} classes"
+        if self.label_names is None:
+            reading = read_kind(name, values, self.place, "number")
+            notice = typo_notice(reading, values, self.place)
+            self.notices += [f"column {name!r}: {notice}"] * bool(notice)
+            self.y = self.rounded(name, reading.values)
         known = len(self.y) - int(self.is_unlabelled.sum())
         self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
 
@@ -255,7 +237,7 @@ class NodeTable(FileTable):
                 f"column 'split': expected train, val, test or nothing, got {kind!r:.80}"
             )
         if (rows := np.flatnonzero((codes >= 0) & self.is_unlabelled)).size:
-            where = f"{self.place(rows[0])} (node {names[rows[0]]!r})"
+            where = f"{self.place(rows[0])} ({names[rows[0]]!r})"
             kind = kinds.tolist()[codes[rows[0]]]
             raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
         of_rows = np.array([*fields, ""])[codes]
@@ -330,9 +312,7 @@ def number_ends(
 ) -> tuple[dict[str, np.ndarray], list[list[np.ndarray]]]:
     """Number the ends of edges.
 
-    Args:
-        nodes: Tables of nodes by type; nodes of other types are the names that edges have.
-        edges: Tables of edges.
+    Nodes of types that have no table are the names that edges have.
 
     Returns:
         The names by type, and for each table of edges the numbers of its ends.
