@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -236,6 +236,14 @@ def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[s
     return dict(zip(header, zip(*cells, strict=True) if cells else [()] * width, strict=True))
 
 
+def numbered_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the numbers and fields of lines of a MatrixMarket or hMETIS file but its comments."""
+    with opened(path, "utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip() and not line.startswith("%"):
+                yield number, line.split()
+
+
 def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return rows and columns from 1, and any weights, of a MatrixMarket file.
 
@@ -243,8 +251,7 @@ def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """
     with opened(path, "utf-8-sig") as file:
         banner = file.readline().lower().split()
-        lines = enumerate(file, 2)
-        fields = [(n, line.split()) for n, line in lines if line.strip() and line[0] != "%"]
+    fields = [*numbered_fields(path)]
     field, symmetry = banner[3:] if len(banner) == 5 else ("", "")
     if banner[:3] != ["%%matrixmarket", "matrix", "coordinate"] or field == "complex":
         raise ValueError(f"{path}:1 must be %%MatrixMarket matrix coordinate, with real numbers")
@@ -271,12 +278,7 @@ def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 def _read_hmetis(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return nodes and hyperedges from 1, and weights of hyperedges if any, of an hMETIS file."""
-    with opened(path, "utf-8-sig") as file:
-        lines = [
-            (number, line.split())
-            for number, line in enumerate(file, 1)
-            if line.strip() and not line.startswith("%")
-        ]
+    lines = [*numbered_fields(path)]
     number = lines[0][0] if lines else 1
     try:
         num_hyperedges, num_nodes, *form = map(int, lines[0][1])

@@ -64,13 +64,15 @@ class Reading(NamedTuple):
         values: Numbers, ``(rows, *features)``, NaN if missing; times in microseconds since 1970 in
             UTC, float64; words, None if missing, for all other kinds.
         how: Description of how cells were read, if not plainly.
-        typos: Rows that count as missing, as their cells were not understood.
+        num_typos: Number of cells that count as missing, as they were not understood.
+        typos: Description of these cells and where they are; "" without any.
     """
 
     kind: Kind
     values: np.ndarray
     how: str = ""
-    typos: tuple[int, ...] = ()
+    num_typos: int = 0
+    typos: str = ""
 
     @property
     def missing(self) -> int:
@@ -120,17 +122,6 @@ def read_kind(
         kind = "text" if is_text else "category"
         kind = "index" if distinct == rows and _INDEX_NAME(name) else kind
     return Reading(kind, cells)
-
-
-def typo_notice(reading: Reading, values: Column, place: Callable[[int], str]) -> str:
-    """Describe the typos of a column and where they are; "" without any."""
-    if not reading.typos:
-        return ""
-    cells = as_words(values)
-    what = "number" if reading.kind == "number" else "time"
-    listed = _listed_typos(cells, reading.typos, place)
-    more = f" and {len(reading.typos) - 3} more" if len(reading.typos) > 3 else ""
-    return f"{listed}{more}, no {what}: counted as missing"
 
 
 def blank_markers(values: Column) -> np.ndarray:
@@ -201,22 +192,18 @@ def _parsed(
     repeated = bad > is_bad.sum() and (~np.isnan(array)).sum() <= _FEW
     if kind is None and (bad > _MIXED * len(codes) or (repeated and bad > MAX_TYPOS * len(codes))):
         return None
-    rows = np.flatnonzero(is_bad[codes])
+    rows = np.flatnonzero(is_bad[codes])[:3].tolist()
+    typos = ", ".join(f"{place(row)} has {words[codes[row]]!r:.40}" for row in rows)
     if bad > MAX_TYPOS * len(codes):
-        cells = objects([*words, None])[codes]
         raise ValueError(
-            f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: "
-            f"{_listed_typos(cells, rows, place)}; correct them, or ignore the column"
+            f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: {typos}; correct them, "
+            "or ignore the column"
         )
     if alternatives and "/" in how:
         how += f" ({alternatives[0]} fits as well)"
-    return Reading(found, np.append(array, np.nan)[codes], how, tuple(rows.tolist()))
-
-
-def _listed_typos(
-    cells: np.ndarray, rows: Sequence[int] | np.ndarray, place: Callable[[int], str]
-) -> str:
-    return ", ".join(f"{place(int(row))} has {cells[row]!r:.40}" for row in rows[:3])
+    if typos:
+        typos += f" and {bad - 3} more" * (bad > 3) + f", no {found}: counted as missing"
+    return Reading(found, np.append(array, np.nan)[codes], how, bad, typos)
 
 
 def _parsers(words: Sequence[str]) -> Iterator[tuple[Kind, str, Callable[[str], float]]]:

@@ -22,7 +22,6 @@ from jax_gnn.convert._kinds import (
     blank_markers,
     fill_value,
     read_kind,
-    typo_notice,
     whole_seconds,
 )
 from jax_gnn.convert._names import (
@@ -284,8 +283,8 @@ class NamedTable:
         if reading.kind in ("category", "text") or reading.values.dtype == object:
             report.append(f"{name} holds no numbers, and is in neither one_hot nor labels: dropped")
             return None
-        if notice := typo_notice(reading, values, self.place):
-            report.append(f"{name}: {notice}")
+        if reading.typos:
+            report.append(f"{name}: {reading.typos}")
         by_name = ", so that features() takes it by name only" * self.title.startswith("nodes")
         if reading.kind == "time":
             times, unit = whole_seconds(reading.values)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
 from jax_gnn.convert import from_table
-from jax_gnn.convert._columns import opened, read_columns
+from jax_gnn.convert._columns import numbered_fields, opened, read_columns
 from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset
 
 
@@ -102,6 +102,4 @@ def _name(path: Path) -> str:
 
 def _sizes(path: Path) -> list[int]:
     """Return the first two numbers of a file after its comments."""
-    with opened(path, "utf-8-sig") as lines:
-        header = next(line for line in lines if line.strip() and not line.startswith("%"))
-    return [int(field) for field in header.split()[:2]]
+    return [int(field) for field in next(numbered_fields(path))[1][:2]]

@@ -24,17 +24,15 @@ def layout_of(path: Path) -> str:
         parts |= {"types": "the folders nodes and edges"}
     elif path.is_dir() and "nodes" in parts and (lists := sorted(path.glob("*.hgr"))):
         parts.setdefault("hyperedges", lists[0].name)
-    for part, others in (
-        ("types", ("nodes", "edges", "hyperedges", "graphs")),
-        ("hyperedges", ("edges", "graphs")),
-    ):
-        if part in parts and (surplus := [parts[other] for other in others if other in parts]):
-            raise ValueError(
-                f"{path} has {parts[part]}, and beside it {surplus[0]}, which is another layout of "
-                "tables: separate them"
-            )
     layouts = {"types": "types", "hyperedges": "hypergraph", "graphs": "graphs"}
-    return next((layouts[part] for part in layouts if part in parts), "graph" * bool(parts))
+    part = next((part for part in layouts if part in parts), "")
+    beside = {"types": (), "hyperedges": ("nodes",)}.get(part, (*parts,))
+    if surplus := [name for other, name in parts.items() if other not in (part, *beside)]:
+        raise ValueError(
+            f"{path} has {parts[part]}, and beside it {surplus[0]}, which is another layout of "
+            "tables: separate them"
+        )
+    return layouts.get(part, "graph" * bool(parts))
 
 
 def _tables(path: Path) -> list[re.Match[str]]:

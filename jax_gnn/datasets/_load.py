@@ -43,7 +43,7 @@ _Formats = Mapping[Callable[..., Dataset], tuple[str, ...]]
 
 _TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges", "graphs") for kind in SUFFIXES]
 _LAYOUTS = {load_csv: "graph", load_hypergraph_csv: "hypergraph", load_graphs_csv: "graphs"}
-_LAYOUTS |= {load_relational_csv: "types"}
+_LAYOUTS |= {load_relational_csv: "types", load_hmetis: ""}
 
 _HYPERGRAPHS: _Formats[HypergraphDataset] = {
     load_npz: ("NAME.npz: plain arrays", "*.npz"),
@@ -162,8 +162,6 @@ def _load(
     # Tables are of one layout; an hMETIS file beside a table of nodes is part of them.
     layout = layout_of(path)
     matches = [load for load in matches if _LAYOUTS.get(load, layout) == layout]
-    if layout == "hypergraph":
-        matches = [load for load in matches if load is not load_hmetis]
     # Each .npz file of a folder is a dataset: only its path says which is meant.
     if path.is_dir() and any("*.npz" in formats[load] for load in matches):
         matches = [load for load in matches if "*.npz" not in formats[load]]
@@ -179,7 +177,7 @@ def _load(
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
     (load,) = matches
-    if load in _LAYOUTS:
+    if _LAYOUTS.get(load):
         return load(path, **options)
     _check_options(path, options)
     return load(path)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_gnn._core.files import Memory
 from jax_gnn.convert._columns import Column, numbers
-from jax_gnn.convert._kinds import Kind, Reading, fill_value, read_kind, typo_notice
+from jax_gnn.convert._kinds import Kind, Reading, fill_value, read_kind
 
 HASHED = 64
 """Number of features of a column of free text, of which a word counts in one."""
@@ -153,7 +153,7 @@ class TableFeatures:
             if reason:
                 self.details[name] = f"not used: {reason}"
             else:
-                self._add(ColumnFeatures.of(name, reading, fill), values, reading)
+                self._add(ColumnFeatures.of(name, reading, fill), reading)
         how = {
             "zero": "zero",
             "indicator": "the mean of their column, beside a feature that says which",
@@ -168,7 +168,7 @@ class TableFeatures:
             raise ValueError(f"lacks the columns {listed}, which the model takes")
         for name, fields in known.items():
             column = ColumnFeatures(**{**fields, "values": tuple(fields["values"])})
-            self._add(column, table[name], read_kind(name, table[name], self.place, column.kind))
+            self._add(column, read_kind(name, table[name], self.place, column.kind))
         unused = [name for name in table if name not in known]
         self.details |= dict.fromkeys(unused, "not used: the model does not take it")
         if unknown := [name for name in unused if name not in plan["unused"]]:
@@ -184,19 +184,19 @@ class TableFeatures:
             counts = ", ".join(self.filled)
             self.notices.append(f"missing numbers are filled with {how}: {counts}{advice}")
 
-    def _add(self, column: ColumnFeatures, values: Column, reading: Reading) -> None:
+    def _add(self, column: ColumnFeatures, reading: Reading) -> None:
         """Add the features of a column."""
-        name, place = column.name, self.place
+        name, place, rows = column.name, self.place, len(reading.values)
         self.columns.append(column)
-        width = len(column.feature_names)
-        self.memory.claim(f"column {name!r}", 8 * len(values) * width)
+        self.memory.claim(f"column {name!r}", 8 * rows * len(column.feature_names))
         if column.kind in ("number", "time"):
-            rows = np.flatnonzero(np.isinf(reading.values).reshape(len(values), -1).any(1))
-            if rows.size:
-                raise ValueError(f"column {name!r}: {place(rows[0])} has an infinite number")
+            is_infinite = np.isinf(reading.values).reshape(rows, -1).any(1)
+            if is_infinite.any():
+                where = place(int(is_infinite.argmax()))
+                raise ValueError(f"column {name!r}: {where} has an infinite number")
         self.parts.append(column.features(reading))
-        if notice := typo_notice(reading, values, place):
-            self.notices.append(f"column {name!r}: {notice}")
+        if reading.typos:
+            self.notices.append(f"column {name!r}: {reading.typos}")
         if column.kind == "number" and (array := numbers(reading.values)) is not None:
             self.large += [name] * (array.dtype != np.float32)
         if column.kind == "category":
@@ -228,7 +228,7 @@ def _description(column: ColumnFeatures, reading: Reading) -> str:
         return f"{column.width} numbers each{lacking}"
     lacking += f", filled with {column.fill:.6g}" * bool(missing)
     lacking += ", and a feature that says which" * column.indicator
-    lacking += f"; {len(reading.typos)} of them typos" * bool(reading.typos)
+    lacking += f"; {reading.num_typos} of them typos" * bool(reading.typos)
     if missing == len(array):
         return f"{column.kind}{lacking}"
     low, high = np.nanmin(array), np.nanmax(array)

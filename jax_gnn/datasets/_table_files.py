@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_gnn._core.files import Memory, errors_in
 from jax_gnn.convert._columns import encode, numbers
-from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, typo_notice, whole_seconds
+from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, whole_seconds
 from jax_gnn.convert._names import end_words, find, find_ends, find_id, find_label, taken_as
 from jax_gnn.convert._table import NamedTable, Roles, assign_ids
 from jax_gnn.datasets._dataset import NodeDataset
@@ -219,8 +219,7 @@ class NodeTable(FileTable):
                 )
         if self.label_names is None:
             reading = read_kind(name, values, self.place, "number")
-            notice = typo_notice(reading, values, self.place)
-            self.notices += [f"column {name!r}: {notice}"] * bool(notice)
+            self.notices += [f"column {name!r}: {reading.typos}"] * bool(reading.typos)
             self.y = self.rounded(name, reading.values)
         known = len(self.y) - int(self.is_unlabelled.sum())
         self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
