@@ -174,6 +174,7 @@ def test_graphs(tmp_path):
     assert bare.feature_names == ("degree=0", "degree=1") and bare.x[:, 1].tolist() == [1, 1, 0]
     for files, message in (
         ({"edges.csv": "graph,src,dst\nm2,0,2\n"}, "edges.csv:2 has the dst '2 of m2', which"),
+        ({"edges.csv": "src,dst\n0,1\n"}, "edges.csv has no column graph: .* name once, got 0 2"),
         ({"graphs.csv": "id\nm1\nm1\n"}, "graphs.csv must have each name once, got 'm1' 2 times"),
         ({"graphs.csv": "id\nm1\n"}, "nodes.csv:2 has a graph that is not in graphs.csv"),
         ({"nodes.csv": "id\n1\n"}, "nodes.csv: expected the column graph, got id"),

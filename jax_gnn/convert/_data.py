@@ -321,8 +321,7 @@ def count_repeated(graph: Container, inverse: bool) -> tuple[int, int]:
 
     If `inverse`, each edge has an inverse edge, which does not count.
     """
-    if isinstance(graph, HeteroGraph):
-        graph = graph.relational
+    graph = graph.relational if isinstance(graph, HeteroGraph) else graph
     # The graph that holds the edges, or the incidences, of each kind of container.
     edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
     edges = edges.graph if isinstance(edges, Hypergraph) else edges

@@ -79,9 +79,9 @@ def find_ends(
     if len(pairs) == 1:
         return pairs[0]
     if pairs:
-        found = " or ".join(f"{first!r}, {second!r}" for first, second in pairs)
+        listed = " or ".join(f"{first!r}, {second!r}" for first, second in pairs)
         raise ValueError(
-            f"the columns {found} may be meant: call the right ones {words[0][0]} and "
+            f"the columns {listed} may be meant: call the right ones {words[0][0]} and "
             f"{words[0][1]}, and the others otherwise"
         )
     others = ", ".join(f"{first} and {second}" for first, second in words[1:4])

@@ -152,7 +152,12 @@ def from_table(
             raise ValueError(f"ignore must be among the columns of either table, got {name!r}")
     names = assign_ids(edge_tables, node_tables)
     for table in edge_tables:
-        table.drop_unknown(report)
+        valid = np.logical_and.reduce([array >= 0 for array in table.ids.values()])
+        if not valid.all():
+            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
+            report.append(f"{table.title}: {count} name no node, or nothing: dropped")
+            table.is_kept = valid
+            table.ids = {name: array[valid] for name, array in table.ids.items()}
     sizes = {kind: len(kind_names) for kind, kind_names in names.items()}
     ids = [list(table.ids.values()) for table in edge_tables]
     graph: Container
@@ -236,15 +241,6 @@ class NamedTable:
         named = {f"{title}[{roles[r]!r}]": columns[roles[r]] for r in ids if r in roles}
         return cls(title, key, named, columns, roles, partial(place_of, table), **fields)
 
-    def drop_unknown(self, report: list[str]) -> None:
-        """Drop edges with unknown names."""
-        valid = np.logical_and.reduce([ids >= 0 for ids in self.ids.values()])
-        if not valid.all():
-            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
-            report.append(f"{self.title}: {count} name no node, or nothing: dropped")
-            self.is_kept = valid
-            self.ids = {name: ids[valid] for name, ids in self.ids.items()}
-
     def convert(
         self,
         labels: Sequence[str],
@@ -312,10 +308,10 @@ def _read_table(
     key: Any,
     table: Table,
     by_type: bool,
-    given: Mapping[str, str | None],
+    choices: Mapping[str, str | None],
     report: list[str],
 ) -> NamedTable:
-    """Read a table of "edges" or "nodes", where the names of some columns are given by role."""
+    """Read a table of "edges" or "nodes"; `choices` are names of columns by role, or None."""
     title = f"{part}[{key!r}]" if by_type else part
     if part == "edges" and (not isinstance(key, tuple) or len(key) != 3):
         raise ValueError(
@@ -323,25 +319,25 @@ def _read_table(
         )
 
     def roles_of(columns: Sequence[str]) -> dict[str, str]:
-        for role, name in given.items():
+        for role, name in choices.items():
             if name not in (None, *columns):
                 listed = ", ".join(map(repr, columns))
                 raise ValueError(f"{role} must be a column of {title}, {listed}, got {name!r}")
         with errors_in(title):
             if part == "nodes":
-                return {"id": given["node"] or find_id(columns, str(key))}
+                return {"id": choices["node"] or find_id(columns, str(key))}
             words = end_words(key[0], key[2])
-            ends = find_ends(columns, words, given["src"], given["dst"])
-        names = [*ends, *[name for role, name in given.items() if role == "relation" and name]]
+            ends = find_ends(columns, words, choices["src"], choices["dst"])
+        names = [*ends, *[name for role, name in choices.items() if role == "relation" and name]]
         if len({*names}) < len(names):
-            options = ", ".join(f"{role}={names[i]!r}" for i, role in enumerate(given))
+            options = ", ".join(f"{role}={names[i]!r}" for i, role in enumerate(choices))
             raise ValueError(f"edges must have a column for each of their ends, got {options}")
-        return dict(zip(given, names, strict=True))
+        return dict(zip(choices, names, strict=True))
 
-    ids = {"id" if role == "node" else role: name or role for role, name in given.items()}
+    ids = {"id" if role == "node" else role: name or role for role, name in choices.items()}
     named = NamedTable.open(title, key, table, roles_of, ids)
-    found = {role: name for role, name in named.roles.items() if name not in given.values()}
-    report += taken_as(title, found)
+    matches = {role: name for role, name in named.roles.items() if name not in choices.values()}
+    report += taken_as(title, matches)
     for name in named.roles.values():
         del named.columns[name]
     return named

@@ -85,9 +85,8 @@ def load_csv(
             node_time=nodes.time,
             **nodes.fields(names[""]),
         )
-    notices = []
-    if all("graph" in table.details for table in (nodes, edges)):
-        notices = ["column 'graph': beside graphs.csv, with a row for each, these are many graphs"]
+    notice = "column 'graph': beside graphs.csv, with a row for each, these are many graphs"
+    notices = [notice] * ("graph" in nodes.details and "graph" in edges.details)
     tables = {"": nodes, edges.title: edges}
     return finished(dataset, tables, options, nodes.features.recipe, notices)
 
@@ -195,8 +194,8 @@ def _ends_of(folder: Path, stem: str, types: Sequence[str]) -> tuple[str, str]:
     pairs = [pair for pair in ends if re.fullmatch("-.+-".join(map(re.escape, pair)), stem)]
     if len(pairs) == 1:
         return pairs[0]
-    found = " or ".join("-…-".join(pair) for pair in pairs)
-    problem = f"may be {found}" if pairs else "joins no two types"
+    listed = " or ".join("-…-".join(pair) for pair in pairs)
+    problem = f"may be {listed}" if pairs else "joins no two types"
     raise ValueError(
         f"{folder / 'edges' / stem} {problem}; types of nodes are {', '.join(types)}: call it "
         "SOURCE-RELATION-DESTINATION.csv, as author-writes-paper.csv"
@@ -233,7 +232,10 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
         for table in (nodes, edges):
             graph = table.columns[table.roles["graph"]]
             table.ids = {name: _in_graph(ids, graph) for name, ids in table.ids.items()}
-    _, ((src, dst),) = number_ends({"": nodes}, [edges])
+        _, ((src, dst),) = number_ends({"": nodes}, [edges])
+    else:
+        with errors_in(f"{edges.title} has no column graph"):
+            _, ((src, dst),) = number_ends({"": nodes}, [edges])
     if (across := np.flatnonzero(graph_of[src] != graph_of[dst])).size:
         raise ValueError(f"{files[1]}: {edges.place(across[0])} joins nodes of two graphs")
     # Nodes are numbered graph by graph.
@@ -275,6 +277,6 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
 
 def _in_graph(ids: Column, graphs: Column) -> np.ndarray:
     """Return names of nodes that tell their graphs apart; None if one of both is missing."""
-    pairs = zip(*(as_words(column).tolist() for column in (ids, graphs)), strict=True)
+    pairs = zip(as_words(ids).tolist(), as_words(graphs).tolist(), strict=True)
     names = [None if None in pair else "{} of {}".format(*pair) for pair in pairs]
     return np.array(names, object)

@@ -162,13 +162,11 @@ def _load(
     # Tables are of one layout; an hMETIS file beside a table of nodes is part of them.
     layout = layout_of(path)
     matches = [load for load in matches if _LAYOUTS.get(load, layout) == layout]
-    # Each .npz file of a folder is a dataset: only its path says which is meant.
-    if path.is_dir() and any("*.npz" in formats[load] for load in matches):
-        matches = [load for load in matches if "*.npz" not in formats[load]]
-        if not matches:
+    if path.is_dir():  # where each .npz file is a dataset, and text may be anything
+        others = [load for load in matches if "*.npz" not in formats[load]]
+        if matches and not others:
             raise ValueError(f"{path} is a folder of .npz files; name one of them")
-    if path.is_dir():  # where text may be anything
-        matches = [load for load in matches if load is not load_snap]
+        matches = [load for load in others if load is not load_snap]
     if not matches:
         problem = "is of no known format" if names else "is an empty folder"
         raise ValueError(f"{path} {problem}; {choices}")

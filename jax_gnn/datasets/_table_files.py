@@ -192,10 +192,9 @@ class NodeTable(FileTable):
                 self._read_labels(role, self.roles[role])
                 lacking = int(self.is_unlabelled.sum())
                 if lacking not in (0, rows) and not options.recipe:
-                    what = "graphs" if of_graphs else "nodes"
                     self.notices.append(
                         f"column {self.roles[role]!r}: {lacking:,} of {rows:,} are missing; these "
-                        f"{what} are not trained on, and predicted by jax-gnn predict"
+                        "rows are not trained on, and predicted by jax-gnn predict"
                     )
             self.notices += self.features.notices
         return self
@@ -359,14 +358,14 @@ def finished(
     if absent := [name for name in options.ignore if name not in columns]:
         raise ValueError(f"ignore: {absent[0]!r} is none of the columns {', '.join(columns)}")
     details: dict[str, str] = {}
-    told = [*notices]
+    all_notices = [*notices]
     for title, table in tables.items():
-        of, before = (f" of {title}", f"{title}: ") if title else ("", "")
-        details |= {f"{name}{of}": text for name, text in table.details.items()}
-        told += taken_as(table.title, table.roles)
-        told += [f"{before}{notice}" for notice in table.notices]
+        prefix, suffix = (f"{title}: ", f" of {title}") if title else ("", "")
+        details |= {f"{name}{suffix}": text for name, text in table.details.items()}
+        all_notices += taken_as(table.title, table.roles)
+        all_notices += [f"{prefix}{notice}" for notice in table.notices]
     dataset._set("columns", tuple(details.items()))
     dataset._set("unused", tuple(name for name in details if details[name].startswith("not used")))
-    dataset._set("notices", tuple(told))
+    dataset._set("notices", tuple(all_notices))
     dataset._set("table_recipe", json.dumps(recipe))
     return dataset
