@@ -107,6 +107,21 @@ def test_tables_refuse(tmp_path, nodes, edges, message):
         load_csv(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["z", None])
+def test_unknown_id_of_parquet(tmp_path, name):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    for part, columns in (
+        ("nodes", {"id": ["a"]}),
+        ("edges", {"src": ["a", "a"], "dst": ["a", name]}),
+    ):
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"{part}.parquet")
+    with pytest.raises(
+        ValueError, match="row 2 has no dst" if name is None else "has the dst 'z', w"
+    ):
+        load_csv(tmp_path)
+
+
 def test_types(tmp_path):
     """A file for each type; names of types may hold the separators of words."""
     data = load_relational(write(tmp_path, TYPES))

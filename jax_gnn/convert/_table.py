@@ -140,7 +140,7 @@ def from_table(
     node_tables = {
         kind: _read_table("nodes", kind, table, by_type, {"node": node}, report)
         for kind, table in ((nodes or {}) if by_type else {"": nodes}).items()
-        if table is not None
+        if by_type or table is not None
     }
     tables = [*edge_tables, *node_tables.values()]
     if fill_missing not in (None, *FILLS):
