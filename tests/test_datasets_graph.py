@@ -180,7 +180,7 @@ def test_csv_of_text(tmp_path):
         (
             "id,label,split\na,x,train\n\nb,,test\n",
             "src,dst\n",
-            r"nodes.csv:4 \(node 'b'\) has 'test', b",
+            r"nodes.csv:4 \('b'\) has 'test', b",
         ),
         (
             "id,target,split\n7,,val\n",

@@ -142,9 +142,8 @@ def as_words(values: Column) -> np.ndarray:
 
 def _is_index(name: str, array: np.ndarray) -> bool:
     """Return whether numbers only number the rows."""
-    if array.ndim != 1 or len(array) < 2 or not np.isfinite(array).all():
-        return False
-    if (array != np.floor(array)).any():
+    is_whole = np.isfinite(array) & (array == np.floor(array))
+    if array.ndim != 1 or len(array) < 2 or not is_whole.all():
         return False
     if len(array) >= _MIN_ROWS and np.array_equal(array - array[0], np.arange(len(array))):
         return bool(array[0] in (0, 1))

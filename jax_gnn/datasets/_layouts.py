@@ -69,13 +69,11 @@ def type_tables(folder: Path) -> dict[str, Path]:
         if match and (other := tables.setdefault(match["type"], file)) != file:
             raise ValueError(f"{folder} has {other.name} and {file.name}: keep one")
     if not tables:
-        what = f"a table for each type: {folder.name}/TYPE.csv"
-        raise ValueError(f"{folder.parent} is no folder with {what}")
+        raise ValueError(f"{folder.parent} has no tables by type, {folder.name}/TYPE.csv")
     return tables
 
 
 def dataset_name(path: Path, table: Path) -> str:
     """Return the name of a dataset: that before "nodes" in the table's, or that of the folder."""
-    match = _TABLE(table.name)
-    folder = path if path.is_dir() else path.parent
+    match, folder = _TABLE(table.name), path if path.is_dir() else path.parent
     return (match["name"].rstrip("-_.") if match else "") or folder.absolute().name

@@ -81,8 +81,7 @@ class FileTable(NamedTable):
         Raises:
             ValueError: A time is missing or no whole number, or finer than `unit`, that of others.
         """
-        name = self.roles["time"]
-        values = self.columns[name]
+        values = self.columns[name := self.roles["time"]]
         reading = read_kind(name, values, self.place)
         times, read_unit = reading.values, "whole numbers"
         if reading.kind == "time":
