@@ -261,15 +261,15 @@ class NamedTable:
             else:
                 array, missing = numeric, np.isnan(numeric)
             if missing.any():
-                told = ""
+                remark = ""
                 if fill is not None and array.dtype.kind == "f" and array.ndim == 1:
                     value = fill_value(array, fill)
-                    told = f", filled with {value:.6g}"
+                    remark = f", filled with {value:.6g}"
                     array = np.where(missing, value, array).astype(array.dtype)
                     if fill == "indicator":
                         flags = missing[self.is_kept].astype(np.float32)
                         self.columns[f"{key} is missing"] = flags
-                report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{told}")
+                report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{remark}")
             self.columns[key] = array[self.is_kept]
 
     def _read(self, key: str, name: str, values: Column, report: list[str]) -> np.ndarray | None:
