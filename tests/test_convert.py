@@ -704,7 +704,7 @@ VALUE_ERRORS = [
         lambda: convert.to_scipy(Data(PAIR.with_self_loops(), edges={"weight": np.ones(2)})),
         r"edges\['weight'\] must have a value for each edge, got none for the 2 edges",
     ),
-    (lambda: read(EDGES, {"id": [*"aba"]}), "nodes must name each node once, got 'a' 2 times"),
+    (lambda: read(EDGES, {"id": [*"aba"]}), "nodes must have each name once, got 'a' 2 times"),
     (lambda: read(EDGES, {"id": ["a", None]}), "nodes must have a name .*, got none in row 2"),
     (lambda: read({"from": ["a"], "to": ["b"]}, src="src"), "src must be .*'to', got 'src'"),
     (lambda: read(EDGES, labels="kind"), "labels must be among the columns of .*got 'kind'"),

@@ -170,7 +170,7 @@ def test_csv_of_text(tmp_path):
     [
         # Columns and ids that are missing or repeated.
         ("a\n1\n", "src,dst\n", "nodes.csv: expected the column id, got a"),
-        ("id\n1\n1\n", "src,dst\n", "nodes.csv must name each node once, got 1 2 times"),
+        ("id\n1\n1\n", "src,dst\n", "nodes.csv must have each name once, got 1 2 times"),
         (
             "id\nann\n",
             "src,dst\n\nann,ann\nann,bob\neve,bob\n",
@@ -180,12 +180,12 @@ def test_csv_of_text(tmp_path):
         (
             "id,label,split\na,x,train\n\nb,,test\n",
             "src,dst\n",
-            r"nodes.csv:4 \(node 'b'\) has 'test', b",
+            r"nodes.csv:4 \('b'\) has 'test', b",
         ),
         (
             "id,target,split\n7,,val\n",
             "src,dst\n",
-            r"nodes.csv:2 \(node 7\) has 'val', but",
+            r"nodes.csv:2 \(7\) has 'val', but",
         ),
         ("id\n1\n", "src,dst,weight\n1,1,\n", "column 'weight': edges.csv:2 has no finite"),
         ("id\n1\n", "src,to\n1,1\n", "edges.csv: expected the columns src and dst, got src, to"),

@@ -86,6 +86,11 @@ def test_names_of_labels(tmp_path, header, row, values, names):
     assert (data.y.tolist(), data.label_names) == (values, names)
 
 
+def test_missing_targets(tmp_path):
+    write(tmp_path, {"nodes.csv": "id,y\na,0.5\nb,N/A\n", "edges.csv": "src,dst\na,a\n"})
+    np.testing.assert_array_equal(load_csv(tmp_path).y, [0.5, np.nan])
+
+
 @pytest.mark.parametrize(
     ("nodes", "edges", "message"),
     [
@@ -99,6 +104,21 @@ def test_names_of_labels(tmp_path, header, row, values, names):
 def test_tables_refuse(tmp_path, nodes, edges, message):
     write(tmp_path, {"nodes.csv": nodes, "edges.csv": edges})
     with pytest.raises(ValueError, match=message):
+        load_csv(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["z", None])
+def test_unknown_id_of_parquet(tmp_path, name):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    for part, columns in (
+        ("nodes", {"id": ["a"]}),
+        ("edges", {"src": ["a", "a"], "dst": ["a", name]}),
+    ):
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"{part}.parquet")
+    with pytest.raises(
+        ValueError, match="row 2 has no dst" if name is None else "has the dst 'z', w"
+    ):
         load_csv(tmp_path)
 
 
@@ -125,6 +145,13 @@ def test_types(tmp_path):
     assert again.predicted.tolist() == [1, 2, 3, 4] and not again.has_label().any()
 
 
+def test_type_called_graph(tmp_path):
+    """A type may be called as a part of another layout; a column of labels may be empty."""
+    nodes = {"nodes/graph.csv": "id,x,label\n1,2,a\n2,3,b\n", "nodes/b.csv": "id,label\n5,\n"}
+    data = load_relational(write(tmp_path, {**nodes, "edges/graph-r-b.csv": "graph,b\n1,5\n"}))
+    assert data.x_by_type["graph"].tolist() == [[2], [3]] and data.y.tolist() == [-1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -136,6 +163,7 @@ def test_types(tmp_path):
         ({"edges/paper-cites-paper.csv": "src,dst\np1,p9\n"}, "paper.csv:2 has the dst 'p9', w"),
         ({"nodes.csv": "id\n1\n"}, "has the folders nodes and edges, and beside it nodes.csv"),
         ({"nodes/paper.tsv": "id\n"}, "has paper.csv and paper.tsv: keep one"),
+        ({"nodes/lab-1.csv": "id,split\n7,train\n"}, "lab-1.csv:2 .* has 'train', but no label"),
     ],
 )
 def test_types_refuse(tmp_path, files, message):
@@ -154,11 +182,15 @@ def test_graphs(tmp_path):
     np.testing.assert_array_equal(data.x, [[0, 1, 8], [1, 0, 9], [0, 1, 9], [1, 0, 9], [1, 0, 8]])
     np.testing.assert_array_equal(data.y, [0.5, np.nan, 1.5])
     assert data.train_idx.tolist() == [0] and data.val_idx.tolist() == [2]
+    again = load_graphs(tmp_path, recipe=data.table_recipe)
+    assert len(again.notices) == 2 and again.notices[1].startswith("edges.csv: took the column")
     bare = {"nodes.csv": "graph,id\nm1,0\nm1,1\nm2,5\n", "edges.csv": "src,dst\n0,1\n"}
     bare = load_graphs(write(tmp_path / "bare", MOLECULES | bare))
     assert bare.feature_names == ("degree=0", "degree=1") and bare.x[:, 1].tolist() == [1, 1, 0]
     for files, message in (
         ({"edges.csv": "graph,src,dst\nm2,0,2\n"}, "edges.csv:2 has the dst '2 of m2', which"),
+        ({"edges.csv": "src,dst\n0,1\n"}, "edges.csv has no column graph: .* name once, got 0 2"),
+        ({"graphs.csv": "id\nm1\nm1\n"}, "graphs.csv must have each name once, got 'm1' 2 times"),
         ({"graphs.csv": "id\nm1\n"}, "nodes.csv:2 has a graph that is not in graphs.csv"),
         ({"nodes.csv": "id\n1\n"}, "nodes.csv: expected the column graph, got id"),
         (
@@ -184,6 +216,8 @@ def test_hypergraphs(tmp_path):
     assert rows.node_names == ("1", "2")
     with pytest.raises(ValueError, match=r"entry 2 of x.hgr has the node 3, which is the id of no"):
         load_hypergraph(write(tmp_path / "c", {"x.hgr": "1 3\n1 3\n"}))
+    with pytest.raises(ValueError, match=r"has a.hgr and x.hgr: keep one"):
+        load_hypergraph(write(tmp_path / "c", {"a.hgr": "1 1\n1\n"}))
     with pytest.raises(ValueError, match=r"has hyperedges.csv, and beside it edges.csv, which is"):
         load_any(str(write(tmp_path / "a", {"edges.csv": "src,dst\n"})))
 
@@ -197,7 +231,19 @@ def test_times(tmp_path, capsys):
     assert data.edge_time.dtype == np.int64 and data.edge_time.min() == 1704067200
     assert data.node_time.tolist() == [i % 5 for i in range(20)] and "Time" in data.feature_names
     graph = Graph.from_edges([0, 1, 0, 2, 3, 1, 0], [1, 0, 2, 3, 0, 2, 1], num_nodes=6)
-    for cells, text in (("x", "got category"), ("1\na,a,", "edges.csv:3 has no time: .*; 1 of 2")):
+    # Dates of nodes are in the unit of edges.
+    dates = {
+        "nodes.csv": "id,time\na,1970-01-02\n",
+        "edges.csv": "src,dst,time\na,a,1970-01-01T00:00:00.5\n",
+    }
+    dates = load_csv(write(tmp_path / "dates", dates))
+    assert (dates.edge_time.tolist(), dates.node_time.tolist()) == ([500_000], [86_400 * 10**6])
+    for cells, text in (
+        ("x", "got category"),
+        ("1e300", "no time"),
+        ("inf", "no time"),
+        ("1\na,a,", "edges.csv:3 has no time: .*; 1 of 2"),
+    ):
         tables = {"nodes.csv": "id\na\n", "edges.csv": f"src,dst,time\na,a,{cells}\n"}
         other = load_csv(write(tmp_path / "other", tables))
         assert other.edge_time is None and re.search(text, other.notices[0])

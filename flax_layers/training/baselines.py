@@ -295,8 +295,9 @@ def verdict(model: str, score: float, scores: Mapping[str, float], unit: str) ->
     form = ".3f" if unit == "R2" else ".2f"
     if margin > 0:
         return f"{model} is {margin:{form}} {unit} above the best baseline, {name}."
+    place = f"{-margin:{form}} {unit} above" if margin else "as good as"
     return (
-        f"{name.capitalize()} is {-margin:{form}} {unit} above {model}: "
+        f"{name.capitalize()} is {place} {model}: "
         "these data do not need the network, or it has not learned yet."
     )
 

@@ -51,8 +51,8 @@ class Memory:
 
 
 @contextmanager
-def errors_in(path: Path) -> Iterator[None]:
-    """Put the file's name before the messages of errors about its contents."""
+def errors_in(path: Path | str) -> Iterator[None]:
+    """Put the name of a file or table before the messages of errors about its contents."""
     try:
         yield
     except (ValueError, TypeError, OverflowError, MemoryError) as error:

@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,14 +32,14 @@ Table: TypeAlias = Any
 """A path, a mapping of columns, a data frame, or an Arrow stream."""
 Column: TypeAlias = Any
 """An array of numpy, or a chunked array of Arrow."""
-Names: TypeAlias = "Sequence[str] | Callable[[Sequence[str]], Sequence[str]]"
-"""Columns that hold names, or a function that finds them among all columns."""
+Names: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
+"""A function that finds columns that hold names, such as "007" in a CSV file, among all columns."""
 Value: TypeAlias = Any
 """A value of Python: text, a number, or a sign of a missing value."""
 
 
 def read_columns(
-    name: str, table: Table, names: Names, first: Sequence[str] = ("src", "dst")
+    name: str, table: Table, names: Names = list, first: Sequence[str] = ("src", "dst")
 ) -> dict[str, Column]:
     """Read the columns of a table by name, and check that they have one length.
 
@@ -47,10 +47,8 @@ def read_columns(
         name: name of the table in errors.
         table: path of a CSV, Parquet or Arrow file, or of edges in the format of SNAP, MatrixMarket
             (``.mtx``) or hMETIS (``.hgr``); a mapping of columns; any object with the Arrow C
-            stream interface; or a data frame, whose index is a column only if ``names`` has its
-            name.
-        names: columns that hold names, such as "007" in a CSV file, or a function that finds them
-            among all columns.
+            stream interface; or a data frame, whose index is a column only if ``names`` finds it.
+        names: function that finds the columns that hold names.
         first: names of the first columns of a list of edges.
     """
     if isinstance(table, str | os.PathLike):
@@ -75,7 +73,7 @@ def read_columns(
         columns = {str(key): _as_column(values) for key, values in table.items()}
     elif hasattr(table, "__arrow_c_stream__") and (arrow := _arrow(table)) is not None:
         index = (arrow.schema.pandas_metadata or {}).get("index_columns", ())  # names, or ranges
-        is_name = _resolved(names, arrow.column_names) if index else ()
+        is_name = names(arrow.column_names) if index else ()
         unused = [key for key in index if key in arrow.column_names and key not in is_name]
         arrow = arrow.drop_columns(unused)
         _check_header(name, arrow.column_names)
@@ -92,10 +90,6 @@ def read_columns(
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{name} must have columns of one length, got {lengths}")
     return columns
-
-
-def _resolved(names: Names, columns: Sequence[str]) -> Sequence[str]:
-    return names(columns) if callable(names) else names
 
 
 def _arrow(table: Table) -> Any:
@@ -140,7 +134,7 @@ def _read_text(path: Path, names: Names, first: Sequence[str]) -> dict[str, Any]
             raise ValueError(f"{path}:{_not_utf8(path)}; save the file as UTF-8") from error
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} must be a whole file, got a damaged one: {error}") from error
-    is_name = _resolved(names, [*columns])
+    is_name = names([*columns])
     return {key: typed(cells, key in is_name) for key, cells in columns.items()}
 
 
@@ -242,6 +236,14 @@ def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[s
     return dict(zip(header, zip(*cells, strict=True) if cells else [()] * width, strict=True))
 
 
+def numbered_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the numbers and fields of lines of a MatrixMarket or hMETIS file but its comments."""
+    with opened(path, "utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip() and not line.startswith("%"):
+                yield number, line.split()
+
+
 def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return rows and columns from 1, and any weights, of a MatrixMarket file.
 
@@ -249,8 +251,7 @@ def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """
     with opened(path, "utf-8-sig") as file:
         banner = file.readline().lower().split()
-        lines = enumerate(file, 2)
-        fields = [(n, line.split()) for n, line in lines if line.strip() and line[0] != "%"]
+    fields = [*numbered_fields(path)]
     field, symmetry = banner[3:] if len(banner) == 5 else ("", "")
     if banner[:3] != ["%%matrixmarket", "matrix", "coordinate"] or field == "complex":
         raise ValueError(f"{path}:1 must be %%MatrixMarket matrix coordinate, with real numbers")
@@ -277,12 +278,7 @@ def _read_matrix(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 def _read_hmetis(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return nodes and hyperedges from 1, and weights of hyperedges if any, of an hMETIS file."""
-    with opened(path, "utf-8-sig") as file:
-        lines = [
-            (number, line.split())
-            for number, line in enumerate(file, 1)
-            if line.strip() and not line.startswith("%")
-        ]
+    lines = [*numbered_fields(path)]
     number = lines[0][0] if lines else 1
     try:
         num_hyperedges, num_nodes, *form = map(int, lines[0][1])
@@ -380,13 +376,6 @@ def numbers(values: Column) -> np.ndarray | None:
     return rounded if exact.all() else np.asarray(values)
 
 
-def floats(values: Column) -> np.ndarray | None:
-    """Return a column in float32, NaN if missing; None if it is text."""
-    array = numbers(values)
-    with np.errstate(over="ignore"):  # large numbers become inf
-        return None if array is None else array.astype(np.float32)
-
-
 def is_missing(value: Value) -> bool:
     """Return whether a value stands for a missing one."""
     if isinstance(value, float):
@@ -420,7 +409,7 @@ def encode(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]
 
 def _encode_objects(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]:
     parts = [c.to_pylist() if _is_arrow(c) else c.tolist() for c in columns.values()]
-    parts = [[*map(_normalized, values)] for values in parts]
+    parts = [[*map(normalized, values)] for values in parts]
     kinds = {type(value) for values in parts for value in values} - {type(None)}
     if kinds == {int, str}:
         parts = [[value if value is None else str(value) for value in part] for part in parts]
@@ -435,7 +424,7 @@ def _encode_objects(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.
     return objects(names) if kinds <= {str} else column(names), codes
 
 
-def _normalized(value: Value) -> Value:
+def normalized(value: Value) -> Value:
     """Return a value as sets compare it: 1.0 is 1; None if it is missing."""
     value = value.item() if isinstance(value, np.generic) else value
     if is_missing(value):

@@ -314,3 +314,21 @@ def attributes(table: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
             if value is not None:
                 row[name] = value
     return rows
+
+
+def count_repeated(graph: Container, inverse: bool) -> tuple[int, int]:
+    """Return the number of edges or incidences that repeat another, and of all.
+
+    If `inverse`, each edge has an inverse edge, which does not count.
+    """
+    graph = graph.relational if isinstance(graph, HeteroGraph) else graph
+    # The graph that holds the edges, or the incidences, of each kind of container.
+    edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
+    edges = edges.graph if isinstance(edges, Hypergraph) else edges
+    types = [graph.edge_types] if isinstance(graph, RelationalGraph) else []
+    same: Any = True  # edges are sorted, so that repetitions are adjacent
+    for array in (edges.rows, edges.cols, *types):
+        ids = np.asarray(array)
+        same = same & (ids[1:] == ids[:-1])
+    # An inverse edge repeats another if the edge that it reverses does.
+    return int(np.sum(same)) // (1 + inverse), edges.num_edges // (1 + inverse)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jax_gnn.convert._columns import Column, encode, is_missing, numbers, typed
+from jax_gnn.convert._columns import Column, encode, is_missing, normalized, numbers, typed
 from jax_gnn.convert._data import objects
 
 Kind: TypeAlias = Literal["number", "time", "category", "text", "index", "empty"]
@@ -64,13 +64,15 @@ class Reading(NamedTuple):
         values: Numbers, ``(rows, *features)``, NaN if missing; times in microseconds since 1970 in
             UTC, float64; words, None if missing, for all other kinds.
         how: Description of how cells were read, if not plainly.
-        typos: Rows that count as missing, as their cells were not understood.
+        num_typos: Number of cells that count as missing, as they were not understood.
+        typos: Description of these cells and where they are; "" without any.
     """
 
     kind: Kind
     values: np.ndarray
     how: str = ""
-    typos: tuple[int, ...] = ()
+    num_typos: int = 0
+    typos: str = ""
 
     @property
     def missing(self) -> int:
@@ -122,17 +124,6 @@ def read_kind(
     return Reading(kind, cells)
 
 
-def typo_notice(reading: Reading, values: Column, place: Callable[[int], str]) -> str:
-    """Describe the typos of a column and where they are; "" without any."""
-    if not reading.typos:
-        return ""
-    cells = as_words(values)
-    what = "number" if reading.kind == "number" else "time"
-    listed = _listed_typos(cells, reading.typos, place)
-    more = f" and {len(reading.typos) - 3} more" if len(reading.typos) > 3 else ""
-    return f"{listed}{more}, no {what}: counted as missing"
-
-
 def blank_markers(values: Column) -> np.ndarray:
     """Return a column of labels or parts with None for words that stand for missing ones."""
     if isinstance(values, np.ndarray) and values.dtype != object:
@@ -145,19 +136,14 @@ def blank_markers(values: Column) -> np.ndarray:
 def as_words(values: Column) -> np.ndarray:
     """Return the cells of a column as text without blanks around it, None if missing."""
     cells = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
-    words = (None if is_missing(cell) else str(_plain(cell)).strip() for cell in cells)
+    words = (None if cell is None else str(cell).strip() for cell in map(normalized, cells))
     return objects([word or None for word in words])
-
-
-def _plain(cell: object) -> object:
-    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _is_index(name: str, array: np.ndarray) -> bool:
     """Return whether numbers only number the rows."""
-    if array.ndim != 1 or len(array) < 2 or not np.isfinite(array).all():
-        return False
-    if (array != np.floor(array)).any():
+    is_whole = np.isfinite(array) & (array == np.floor(array))
+    if array.ndim != 1 or len(array) < 2 or not is_whole.all():
         return False
     if len(array) >= _MIN_ROWS and np.array_equal(array - array[0], np.arange(len(array))):
         return bool(array[0] in (0, 1))
@@ -205,22 +191,18 @@ def _parsed(
     repeated = bad > is_bad.sum() and (~np.isnan(array)).sum() <= _FEW
     if kind is None and (bad > _MIXED * len(codes) or (repeated and bad > MAX_TYPOS * len(codes))):
         return None
-    rows = np.flatnonzero(is_bad[codes])
+    rows = np.flatnonzero(is_bad[codes])[:3].tolist()
+    typos = ", ".join(f"{place(row)} has {words[codes[row]]!r:.40}" for row in rows)
     if bad > MAX_TYPOS * len(codes):
-        cells = objects([*words, None])[codes]
         raise ValueError(
-            f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: "
-            f"{_listed_typos(cells, rows, place)}; correct them, or ignore the column"
+            f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: {typos}; correct them, "
+            "or ignore the column"
         )
     if alternatives and "/" in how:
         how += f" ({alternatives[0]} fits as well)"
-    return Reading(found, np.append(array, np.nan)[codes], how, tuple(rows.tolist()))
-
-
-def _listed_typos(
-    cells: np.ndarray, rows: Sequence[int] | np.ndarray, place: Callable[[int], str]
-) -> str:
-    return ", ".join(f"{place(int(row))} has {cells[row]!r:.40}" for row in rows[:3])
+    if typos:
+        typos += f" and {bad - 3} more" * (bad > 3) + f", no {found}: counted as missing"
+    return Reading(found, np.append(array, np.nan)[codes], how, bad, typos)
 
 
 def _parsers(words: Sequence[str]) -> Iterator[tuple[Kind, str, Callable[[str], float]]]:
@@ -277,8 +259,10 @@ def _parsed_time(parse: Callable[[str], datetime.datetime], word: str) -> float:
         return math.nan
 
 
-def _since_epoch(time: datetime.datetime) -> float:
+def _since_epoch(time: datetime.date) -> float:
     """Return microseconds since 1970; times without a zone are taken for UTC."""
+    if not isinstance(time, datetime.datetime):
+        time = datetime.datetime.combine(time, datetime.time())
     if time.tzinfo is not None:
         time = time.astimezone(datetime.UTC).replace(tzinfo=None)
     return float((time - _EPOCH) // datetime.timedelta(microseconds=1))
@@ -294,17 +278,10 @@ def _times(values: Column) -> np.ndarray | None:
     if values.dtype != object:
         return None
     cells = [None if is_missing(cell) else cell for cell in values.tolist()]
-    if not any(isinstance(cell, datetime.date) for cell in cells) or not all(
-        cell is None or isinstance(cell, datetime.date) for cell in cells
-    ):
+    present = [cell for cell in cells if cell is not None]
+    if not present or not all(isinstance(cell, datetime.date) for cell in present):
         return None
-    times = np.full(len(cells), math.nan)
-    for row, cell in enumerate(cells):
-        if isinstance(cell, datetime.datetime):
-            times[row] = _since_epoch(cell)
-        elif cell is not None:
-            times[row] = _since_epoch(datetime.datetime.combine(cell, datetime.time()))
-    return times
+    return np.array([math.nan if cell is None else _since_epoch(cell) for cell in cells])
 
 
 def fill_value(array: np.ndarray, fill: str) -> float:

@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from types import EllipsisType
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
 from jax_gnn._core.arguments import check_flag
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
+from jax_gnn._core.files import errors_in
 from jax_gnn.convert import _data
 from jax_gnn.convert._columns import Column, Table, encode, numbers, place_of, read_columns
 from jax_gnn.convert._data import Container, Data, Tree
@@ -20,13 +22,12 @@ from jax_gnn.convert._kinds import (
     blank_markers,
     fill_value,
     read_kind,
-    typo_notice,
     whole_seconds,
 )
 from jax_gnn.convert._names import (
-    MEMBERS,
+    HYPEREDGES,
     encode_names,
-    ends_of_types,
+    end_words,
     find_ends,
     find_id,
     node_order,
@@ -37,8 +38,11 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
-# Names are kept by kind: a type of nodes, which is "" without types, or one of these.
-RELATIONS, HYPEREDGES = "relations", "hyperedges"
+# Names are kept by kind: a type of nodes, which is "" without types, `HYPEREDGES`, or this one.
+RELATIONS = "relations"
+_NUMBERS = "time", "weight", "target", "y"  # roles of columns that hold no names
+Roles: TypeAlias = Callable[[Sequence[str]], dict[str, str]]
+"""A function that finds columns among all: their names by role, which is the documented name."""
 
 
 def from_table(
@@ -115,8 +119,8 @@ def from_table(
     """
     by_type = isinstance(edges, Mapping) and any(isinstance(key, tuple) for key in edges)
     kinds = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
-    if sum(kinds.values()) > 1:
-        listed = " and ".join(kind for kind, is_chosen in kinds.items() if is_chosen)
+    if len(chosen := [kind for kind, is_chosen in kinds.items() if is_chosen]) > 1:
+        listed = " and ".join(chosen)
         raise ValueError(
             f"edges must be of one kind: by type, relation or hypergraph, got {listed}"
         )
@@ -129,26 +133,31 @@ def from_table(
     single_type = "", "", HYPEREDGES if hypergraph else ""
     report: list[str] = []
     edge_tables = [
-        NamedTable.read("edges", key, table, by_type, roles, report)
+        _read_table("edges", key, table, by_type, roles, report)
         for key, table in (edges if by_type else {single_type: edges}).items()
     ]
-    nodes_by_type = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
     # Tables of nodes fix the order of names; all others only add edges.
     node_tables = {
-        kind: NamedTable.read("nodes", kind, table, by_type, {"node": node}, report)
-        for kind, table in nodes_by_type.items()
+        kind: _read_table("nodes", kind, table, by_type, {"node": node}, report)
+        for kind, table in ((nodes or {}) if by_type else {"": nodes}).items()
+        if by_type or table is not None
     }
+    tables = [*edge_tables, *node_tables.values()]
     if fill_missing not in (None, *FILLS):
         raise ValueError(
             f"fill_missing must be one of {', '.join(FILLS)} or None, got {fill_missing!r}"
         )
     for name in _as_sequence(ignore):
-        columns = [table.columns.pop(name, None) for table in [*edge_tables, *node_tables.values()]]
-        if all(column is None for column in columns):
+        if all([table.columns.pop(name, None) is None for table in tables]):
             raise ValueError(f"ignore must be among the columns of either table, got {name!r}")
     names = assign_ids(edge_tables, node_tables)
     for table in edge_tables:
-        table.drop_unknown(report)
+        valid = np.logical_and.reduce([array >= 0 for array in table.ids.values()])
+        if not valid.all():
+            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
+            report.append(f"{table.title}: {count} name no node, or nothing: dropped")
+            table.is_kept = valid
+            table.ids = {name: array[valid] for name, array in table.ids.items()}
     sizes = {kind: len(kind_names) for kind, kind_names in names.items()}
     ids = [list(table.ids.values()) for table in edge_tables]
     graph: Container
@@ -166,10 +175,9 @@ def from_table(
         graph = RelationalGraph.from_triples(
             sources, relations, destinations, sizes[""], len(relation_names), inverse=inverse
         )
-        relation_texts = [*map(str, relation_names.tolist())]
-        relation_texts += [f"rev_{name}" for name in relation_texts] if inverse else []
-        graph = replace(graph, relation_names=tuple(relation_texts))
-    repeated, total = _count_repeated(graph, inverse and not isinstance(graph, Graph))
+        texts = [before + str(name) for before in ("", "rev_") for name in relation_names.tolist()]
+        graph = replace(graph, relation_names=tuple(texts[: len(texts) // (2 - inverse)]))
+    repeated, total = _data.count_repeated(graph, inverse and not isinstance(graph, Graph))
     if repeated:
         report.append(f"edges: {repeated} of {total} repeat another: kept")
     if isinstance(graph, Graph):
@@ -181,7 +189,6 @@ def from_table(
             )
         graph = graph.symmetrized() if inverse else graph
     # Categories are shared by all tables that have the column.
-    tables = [*edge_tables, *node_tables.values()]
     categories = _encode_categories(tables, one_hot, labels)
     for table in tables:
         table.convert(_as_sequence(labels), categories, fill_missing, report)
@@ -203,68 +210,36 @@ def from_table(
 
 @dataclass
 class NamedTable:
-    """Table with its columns of names apart from all others."""
+    """Table of which some columns name nodes."""
 
     title: str  # name of the table in errors
     key: Any  # its type of nodes, or (source type, relation, destination type)
     # Columns of names by their names in errors; `assign_ids` replaces them by ids.
     ids: dict[str, Column]
-    columns: dict[str, Column]  # all other columns
+    columns: dict[str, Column]  # columns by name
+    roles: dict[str, str]  # names of columns by documented name, which is their role
     place: Callable[[int], str]  # description of the place of a row
-    # (rows,) booleans, the rows that are not dropped; None for all.
-    is_kept: np.ndarray | None = None
+    is_kept: np.ndarray | EllipsisType = ...  # the rows that are not dropped
 
     @classmethod
-    def read(
+    def open(
         cls,
-        part: str,
+        title: str,
         key: Any,
         table: Table,
-        by_type: bool,
-        roles: Mapping[str, str | None],
-        report: list[str],
-    ) -> NamedTable:
-        """Read a table of edges or nodes, whose columns of names are given by role."""
-        title = f"{part}[{key!r}]" if by_type else part
-        if part == "edges" and (not isinstance(key, tuple) or len(key) != 3):
-            raise ValueError(
-                f"edges must be by (source type, relation, destination type), got the key {key!r}"
-            )
+        roles_of: Roles,
+        ids: Mapping[str, str],
+        **fields: Any,
+    ) -> Self:
+        """Read a table, where `ids` are the roles of columns of names, and names by default."""
 
         def names_in(columns: Sequence[str]) -> list[str]:
-            """Return the columns of names, in the order of their roles."""
-            if absent := [role for role, name in roles.items() if name not in (None, *columns)]:
-                listed, role = ", ".join(map(repr, columns)), absent[0]
-                raise ValueError(
-                    f"{role} must be a column of {title}, {listed}, got {roles[role]!r}"
-                )
-            if part == "nodes":
-                return [roles["node"] or find_id(title, columns, str(key))]
-            words = MEMBERS if key[2] == HYPEREDGES else ends_of_types(key[0], key[2])
-            ends = find_ends(title, columns, words, roles["src"], roles["dst"])
-            names = [*ends, *(name for name in [roles.get("relation")] if name)]
-            if len({*names}) < len(names):
-                options = ", ".join(f"{role}={names[i]!r}" for i, role in enumerate(roles))
-                raise ValueError(f"edges must have a column for each of their ends, got {options}")
-            return names
+            return [name for role, name in roles_of(columns).items() if role not in _NUMBERS]
 
-        first = [name or role for role, name in roles.items()]
-        columns = read_columns(title, table, names_in, first)
-        names = names_in([*columns])
-        chosen = zip(roles, names, strict=True)
-        told = {role: name for role, name in chosen if roles[role] is None}
-        report += taken_as(title, {"id": told["node"]} if "node" in told else told)
-        ids = {f"{title}[{name!r}]": columns.pop(name) for name in names}
-        return cls(title, key, ids, columns, partial(place_of, table))
-
-    def drop_unknown(self, report: list[str]) -> None:
-        """Drop edges with unknown names."""
-        valid = np.logical_and.reduce([ids >= 0 for ids in self.ids.values()])
-        if not valid.all():
-            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
-            report.append(f"{self.title}: {count} name no node, or nothing: dropped")
-            self.is_kept = valid
-            self.ids = {name: ids[valid] for name, ids in self.ids.items()}
+        columns = read_columns(title, table, names_in, [*ids.values()])
+        roles = roles_of([*columns])
+        named = {f"{title}[{roles[r]!r}]": columns[roles[r]] for r in ids if r in roles}
+        return cls(title, key, named, columns, roles, partial(place_of, table), **fields)
 
     def convert(
         self,
@@ -286,28 +261,26 @@ class NamedTable:
             else:
                 array, missing = numeric, np.isnan(numeric)
             if missing.any():
-                filled = fill is not None and array.dtype.kind == "f" and array.ndim == 1
-                value = fill_value(array, fill) if fill is not None and filled else 0
-                told = f", filled with {value:.6g}" if filled else ""
-                report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{told}")
-                if filled:
+                remark = ""
+                if fill is not None and array.dtype.kind == "f" and array.ndim == 1:
+                    value = fill_value(array, fill)
+                    remark = f", filled with {value:.6g}"
                     array = np.where(missing, value, array).astype(array.dtype)
-                if filled and fill == "indicator":
-                    flags = missing if self.is_kept is None else missing[self.is_kept]
-                    self.columns[f"{key} is missing"] = flags.astype(np.float32)
-            self.columns[key] = array if self.is_kept is None else array[self.is_kept]
+                    if fill == "indicator":
+                        flags = missing[self.is_kept].astype(np.float32)
+                        self.columns[f"{key} is missing"] = flags
+                report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{remark}")
+            self.columns[key] = array[self.is_kept]
 
     def _read(self, key: str, name: str, values: Column, report: list[str]) -> np.ndarray | None:
         """Return a column as numbers, None if it has none; report how it was read."""
-        try:
+        with errors_in(self.title):
             reading = read_kind(key, values, self.place)
-        except ValueError as error:
-            raise ValueError(f"{self.title}: {error}") from error
         if reading.kind in ("category", "text") or reading.values.dtype == object:
             report.append(f"{name} holds no numbers, and is in neither one_hot nor labels: dropped")
             return None
-        if notice := typo_notice(reading, values, self.place):
-            report.append(f"{name}: {notice}")
+        if reading.typos:
+            report.append(f"{name}: {reading.typos}")
         by_name = ", so that features() takes it by name only" * self.title.startswith("nodes")
         if reading.kind == "time":
             times, unit = whole_seconds(reading.values)
@@ -328,6 +301,46 @@ class NamedTable:
                 f"{array.dtype}{by_name * is_integer}"
             )
         return array
+
+
+def _read_table(
+    part: str,
+    key: Any,
+    table: Table,
+    by_type: bool,
+    choices: Mapping[str, str | None],
+    report: list[str],
+) -> NamedTable:
+    """Read a table of "edges" or "nodes"; `choices` are names of columns by role, or None."""
+    title = f"{part}[{key!r}]" if by_type else part
+    if part == "edges" and (not isinstance(key, tuple) or len(key) != 3):
+        raise ValueError(
+            f"edges must be by (source type, relation, destination type), got the key {key!r}"
+        )
+
+    def roles_of(columns: Sequence[str]) -> dict[str, str]:
+        for role, name in choices.items():
+            if name not in (None, *columns):
+                listed = ", ".join(map(repr, columns))
+                raise ValueError(f"{role} must be a column of {title}, {listed}, got {name!r}")
+        with errors_in(title):
+            if part == "nodes":
+                return {"id": choices["node"] or find_id(columns, str(key))}
+            words = end_words(key[0], key[2])
+            ends = find_ends(columns, words, choices["src"], choices["dst"])
+        names = [*ends, *[name for role, name in choices.items() if role == "relation" and name]]
+        if len({*names}) < len(names):
+            options = ", ".join(f"{role}={names[i]!r}" for i, role in enumerate(choices))
+            raise ValueError(f"edges must have a column for each of their ends, got {options}")
+        return dict(zip(choices, names, strict=True))
+
+    ids = {"id" if role == "node" else role: name or role for role, name in choices.items()}
+    named = NamedTable.open(title, key, table, roles_of, ids)
+    matches = {role: name for role, name in named.roles.items() if name not in choices.values()}
+    report += taken_as(title, matches)
+    for name in named.roles.values():
+        del named.columns[name]
+    return named
 
 
 def assign_ids(
@@ -370,9 +383,8 @@ def _encode_categories(
         for name in names:
             sources = [table for table in tables if name in table.columns]
             if not sources:
-                keys = (
-                    ", ".join(repr(key) for table in tables for key in table.columns) or "of nodes"
-                )
+                keys = ", ".join(repr(key) for table in tables for key in table.columns)
+                keys = keys or "of nodes"
                 raise ValueError(f"{option} must be among the columns {keys}, got {name!r}")
             if name in categories:
                 raise ValueError(f"one_hot and labels must share no column, got {name!r} in both")
@@ -383,25 +395,6 @@ def _encode_categories(
             for table, code in zip(sources, codes, strict=True):
                 table.columns[name] = code
     return categories
-
-
-def _count_repeated(graph: Container, inverse: bool) -> tuple[int, int]:
-    """Return the number of edges or incidences that repeat another, and of all.
-
-    If `inverse`, each edge has an inverse edge, which does not count.
-    """
-    if isinstance(graph, HeteroGraph):
-        graph = graph.relational
-    # The graph that holds the edges, or the incidences, of each kind of container.
-    edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
-    edges = edges.graph if isinstance(edges, Hypergraph) else edges
-    types = [graph.edge_types] if isinstance(graph, RelationalGraph) else []
-    same: Any = True  # edges are sorted, so that repetitions are adjacent
-    for array in (edges.rows, edges.cols, *types):
-        ids = np.asarray(array)
-        same = same & (ids[1:] == ids[:-1])
-    # An inverse edge repeats another if the edge that it reverses does.
-    return int(np.sum(same)) // (1 + inverse), edges.num_edges // (1 + inverse)
 
 
 def _unless_numbers(names: np.ndarray) -> np.ndarray | None:

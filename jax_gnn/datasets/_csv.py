@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
-from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in
-from jax_gnn.convert._columns import Column, place_of
+from jax_gnn._core.files import Memory, as_path, errors_in
+from jax_gnn.convert._columns import Column
 from jax_gnn.convert._kinds import as_words
-from jax_gnn.convert._names import MEMBERS, as_integers, encode_names, ends_of_types, node_order
+from jax_gnn.convert._names import HYPEREDGES, encode_names, node_order
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -73,24 +71,24 @@ def load_csv(
     path = as_path("path", path)
     nodes_path, edges_path = locate_tables(path, "nodes", "edges")
     # Edges are read first, so that a missing column is reported before any conversion.
-    edges = EdgeTable.read(edges_path, options, uses=("weight", "time"))
-    nodes = NodeTable.read(nodes_path, Memory(nodes_path, edges_path), options, recipe)
-    names, ((src, dst),) = number_ends({"": nodes}, [(edges, "", "")])
+    edges = EdgeTable.read(edges_path, options, ("weight", "time"))
+    memory, uses = Memory(nodes_path, edges_path), ("split", "time", "label")
+    nodes = NodeTable.read(nodes_path, memory, options, options.plan, uses=uses, unit=edges.unit)
+    names, ((src, dst),) = number_ends({"": nodes}, [edges])
     with errors_in(nodes_path):
         dataset = GraphDataset(
             name=dataset_name(path, nodes_path),
-            num_nodes=len(nodes.y),
             src=src,
             dst=dst,
             edge_weight=edges.weight,
             edge_time=edges.time,
             node_time=nodes.time,
-            **_node_fields(nodes, names[""]),
+            **nodes.fields(names[""]),
         )
-    notices = []
-    if all("graph" in table.details for table in (nodes, edges)):
-        notices = ["column 'graph': beside graphs.csv, with a row for each, these are many graphs"]
-    return finished(dataset, {"": nodes}, [edges], options, nodes.features.recipe, notices)
+    notice = "column 'graph': beside graphs.csv, with a row for each, these are many graphs"
+    notices = [notice] * ("graph" in nodes.details and "graph" in edges.details)
+    tables = {"": nodes, edges.title: edges}
+    return finished(dataset, tables, options, nodes.features.recipe, notices)
 
 
 def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> HypergraphDataset:
@@ -106,22 +104,20 @@ def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> Hypergr
     """
     settings, path = TableOptions(**options), as_path("path", path)
     nodes_path, edges_path = locate_tables(path, "nodes", "hyperedges")
-    edges = EdgeTable.read(edges_path, settings, MEMBERS)
-    memory = Memory(nodes_path, edges_path)
-    counted = edges_path.suffix == ".hgr"
-    nodes = NodeTable.read(nodes_path, memory, settings, settings.recipe, counted=counted)
-    names, ((node_idx, hyperedge_idx),) = number_ends({"": nodes}, [(edges, "", "hyperedge")])
+    edges = EdgeTable.read(edges_path, settings, ends=("", HYPEREDGES))
+    memory, counted = Memory(nodes_path, edges_path), edges_path.suffix == ".hgr"
+    nodes = NodeTable.read(nodes_path, memory, settings, settings.plan, counted=counted)
+    names, ((node_idx, hyperedge_idx),) = number_ends({"": nodes}, [edges])
     with errors_in(nodes_path):
         dataset = HypergraphDataset(
             name=dataset_name(path, nodes_path),
-            num_nodes=len(nodes.y),
-            num_hyperedges=len(names["hyperedge"]),
+            num_hyperedges=len(names[HYPEREDGES]),
             node_idx=node_idx,
             hyperedge_idx=hyperedge_idx,
             format="tables" if nodes.features.parts else "",
-            **_node_fields(nodes, names[""]),
+            **nodes.fields(names[""]),
         )
-    return finished(dataset, {"": nodes}, [edges], settings, nodes.features.recipe)
+    return finished(dataset, {"": nodes, edges.title: edges}, settings, nodes.features.recipe)
 
 
 def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> RelationalDataset:
@@ -136,70 +132,60 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
         **options: arguments of :func:`load_csv`.
     """
     settings, folder = TableOptions(**options), as_path("path", path)
-    plan: dict[str, Any] = json.loads(settings.recipe) if settings.recipe else {}
-    recipes = plan.get("types", {})
+    recipes = settings.plan.get("types", {})
     files, edge_files = type_tables(folder / "nodes"), type_tables(folder / "edges")
     memory = Memory(*files.values(), *edge_files.values())
-    edges = []
-    for stem, file in edge_files.items():
-        src, dst = _ends_of(folder, stem, [*files])
-        edges.append((EdgeTable.read(file, settings, ends_of_types(src, dst)), src, dst))
+    edges = [
+        EdgeTable.read(file, settings, ends=_ends_of(folder, stem, [*files]))
+        for stem, file in edge_files.items()
+    ]
     nodes = {
-        kind: NodeTable.read(
-            file,
-            memory,
-            settings,
-            json.dumps(recipes[kind]) if kind in recipes else None,
-            kind=kind,
-        )
+        kind: NodeTable.read(file, memory, settings, recipes.get(kind), kind=kind)
         for kind, file in files.items()
     }
-    labelled = [kind for kind, table in nodes.items() if table.label]
+    labelled = [kind for kind, table in nodes.items() if not table.is_unlabelled.all()]
     if len(labelled) > 1:
         raise ValueError(
             f"{folder} has labels of {' and '.join(labelled)}: call those of all but one otherwise"
         )
     names, pairs = number_ends(nodes, edges)
+    rows = [*zip(edges, pairs, strict=True)]
     sizes = [len(table.y) for table in nodes.values()]
-    starts = dict(zip(nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
-    target = nodes[labelled[0]] if labelled else None
-    labels: dict[str, Any] = {"y": np.full(sum(sizes), -1)}
+    first = dict(zip(nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
     x_by_type = {kind: x for kind, table in nodes.items() if (x := table.features.x) is not None}
+    target = nodes[labelled[0]] if labelled else None
+    missing = -1 if target is None or target.label_names is not None else np.nan
     with errors_in(folder):
-        memory.claim("nodes", sum(sizes) * ID_BYTES)
-        if target is not None:
-            first = starts[labelled[0]]
-            is_class = target.label_names is not None
-            labels["y"] = np.full(sum(sizes), -1 if is_class else np.nan)
-            labels["y"] = labels["y"].astype(target.y.dtype)
-            labels["y"][first : first + len(target.y)] = target.y
-            labels |= {"label_names": target.label_names}
-            labels |= target.split_fields(names[labelled[0]].tolist(), first)
-        ends = [
-            (src + starts[kinds[0]], dst + starts[kinds[1]])
-            for (src, dst), (_, *kinds) in zip(pairs, edges, strict=True)
-        ]
+        splits: dict[str, Any] = {}
+        for kind, table in nodes.items():
+            splits |= table.split_fields(names[kind].tolist(), first[kind])
+        src, dst = (
+            np.concatenate([ids[side] + first[table.key[2 * side]] for table, ids in rows])
+            for side in (0, 1)
+        )
         dataset = RelationalDataset(
             name=folder.absolute().name,
             num_nodes=sum(sizes),
             num_relations=len(edges),
-            src=np.concatenate([src for src, _ in ends]),
-            dst=np.concatenate([dst for _, dst in ends]),
-            rel=np.repeat(np.arange(len(edges)), [len(src) for src, _ in ends]),
+            src=src,
+            dst=dst,
+            rel=np.repeat(np.arange(len(edges)), [len(ids[0]) for ids in pairs]),
             relation_names=tuple(edge_files),
             node_type=np.repeat(np.arange(len(nodes)), sizes),
             node_type_names=tuple(nodes),
             node_names=tuple(str(name) for kind in nodes for name in names[kind].tolist()),
             x_by_type=x_by_type,
             format="tables" if x_by_type else "",
-            **labels,
+            y=np.concatenate([np.where(t.is_unlabelled, missing, t.y) for t in nodes.values()]),
+            label_names=target.label_names if target else None,
+            **splits,
         )
-    kind = plan.get("predicted", labelled[0] if labelled else None)
-    if kind in nodes:
-        dataset._set("predicted", starts[kind] + np.arange(len(nodes[kind].y)))
-    types = {kind: json.loads(table.features.recipe) for kind, table in nodes.items()}
-    recipe = json.dumps({"types": types, "predicted": kind})
-    return finished(dataset, nodes, [table for table, *_ in edges], settings, recipe)
+    predicted = settings.plan.get("predicted", labelled[0] if labelled else None)
+    if predicted in nodes:
+        dataset._set("predicted", first[predicted] + np.arange(len(nodes[predicted].y)))
+    types = {kind: table.features.recipe for kind, table in nodes.items()}
+    tables = nodes | {table.title: table for table in edges}
+    return finished(dataset, tables, settings, {"types": types, "predicted": predicted})
 
 
 def _ends_of(folder: Path, stem: str, types: Sequence[str]) -> tuple[str, str]:
@@ -208,8 +194,8 @@ def _ends_of(folder: Path, stem: str, types: Sequence[str]) -> tuple[str, str]:
     pairs = [pair for pair in ends if re.fullmatch("-.+-".join(map(re.escape, pair)), stem)]
     if len(pairs) == 1:
         return pairs[0]
-    found = " or ".join("-…-".join(pair) for pair in pairs)
-    problem = f"may be {found}" if pairs else "joins no two types"
+    listed = " or ".join("-…-".join(pair) for pair in pairs)
+    problem = f"may be {listed}" if pairs else "joins no two types"
     raise ValueError(
         f"{folder / 'edges' / stem} {problem}; types of nodes are {', '.join(types)}: call it "
         "SOURCE-RELATION-DESTINATION.csv, as author-writes-paper.csv"
@@ -231,24 +217,27 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
     settings, path = TableOptions(**options), as_path("path", path)
     files = locate_tables(path, "nodes", "edges", "graphs")
     memory = Memory(*files)
-    edges = EdgeTable.read(files[1], settings, uses=("graph",))
-    nodes = NodeTable.read(files[0], memory, settings, settings.recipe, of_graphs=True)
-    graphs = NodeTable.read(files[2], memory, settings, None, kind="graph")
-    columns = {f"id of {files[2].name}": graphs.ids, f"graph of {files[0].name}": nodes.graph}
-    with errors_in(files[2]):
-        names, (graph_codes, node_codes) = encode_names(columns)
-        names, row_of = node_order("graphs", names, graph_codes, partial(place_of, files[2]))
+    edges = EdgeTable.read(files[1], settings, ("graph",))
+    nodes = NodeTable.read(files[0], memory, settings, settings.plan, uses=("graph",))
+    graphs = NodeTable.read(files[2], memory, settings, None, kind="graph", of_graphs=True)
+    of_graph = {f"graph of {nodes.title}": nodes.columns[nodes.roles["graph"]]}
+    with errors_in(path):
+        names, (graph_codes, node_codes) = encode_names(graphs.ids | of_graph)
+        names, row_of = node_order(graphs.title, names, graph_codes, graphs.place)
     graph_of = row_of[node_codes]
     if (graph_of < 0).any():
-        where = place_of(files[0], int(np.argmin(graph_of)))
-        raise ValueError(f"{files[0]}: {where} has a graph that is not in {files[2].name}")
-    if edges.graph is not None:
-        nodes.ids = _in_graph(nodes.ids, nodes.graph)
-        edges.ends = {name: _in_graph(ids, edges.graph) for name, ids in edges.ends.items()}
-    _, ((src, dst),) = number_ends({"": nodes}, [(edges, "", "")])
+        where = nodes.place(int(np.argmin(graph_of)))
+        raise ValueError(f"{files[0]}: {where} has a graph that is not in {graphs.title}")
+    if "graph" in edges.roles:
+        for table in (nodes, edges):
+            graph = table.columns[table.roles["graph"]]
+            table.ids = {name: _in_graph(ids, graph) for name, ids in table.ids.items()}
+        _, ((src, dst),) = number_ends({"": nodes}, [edges])
+    else:
+        with errors_in(f"{edges.title} has no column graph"):
+            _, ((src, dst),) = number_ends({"": nodes}, [edges])
     if (across := np.flatnonzero(graph_of[src] != graph_of[dst])).size:
-        where = place_of(files[1], across[0])
-        raise ValueError(f"{files[1]}: {where} joins nodes of two graphs")
+        raise ValueError(f"{files[1]}: {edges.place(across[0])} joins nodes of two graphs")
     # Nodes are numbered graph by graph.
     order = np.argsort(graph_of, kind="stable")
     position = np.argsort(order)
@@ -256,16 +245,16 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
     notices = []
     share = reversed_share(src, dst, len(order))
     # Tables to predict on get reverses if those of the training did.
-    plan: dict[str, Any] = json.loads(settings.recipe or "{}")
-    if adds_reverses := plan.get("adds_reverses", share < MIN_REVERSED_SHARE):
+    adds_reverses = bool(settings.plan.get("adds_reverses", share < MIN_REVERSED_SHARE))
+    if adds_reverses and share < 1:
         notices = [f"{share:.1%} of the edges have their reverse: the others are added"]
         src, dst = np.unique(np.stack([[src, dst], [dst, src]], 1).reshape(2, -1), axis=1)
-    x, feature_names = nodes.features.x, nodes.features.feature_names
     with errors_in(files[0]):
+        x, feature_names = nodes.features.x, nodes.features.feature_names
         if x is None:
             degrees = np.bincount(dst, minlength=len(order))
-            one_hot = one_hot_columns("degree", degrees[:, None], memory)
-            x, feature_names = np.stack([*one_hot.values()], 1), tuple(one_hot)
+            columns = one_hot_columns("degree", degrees[:, None], memory)
+            x, feature_names = np.stack([*columns.values()], 1), tuple(columns)
         else:
             x = x[order]
         dataset = GraphsDataset(
@@ -281,25 +270,13 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
             graph_names=tuple(map(str, names.tolist())),
             **graphs.split_fields(names.tolist()),
         )
-    tables = {"": nodes, files[2].name: graphs}
-    recipe = json.dumps({**json.loads(nodes.features.recipe), "adds_reverses": bool(adds_reverses)})
-    return finished(dataset, tables, [edges], settings, recipe, notices)
+    tables = {"": nodes, graphs.title: graphs, edges.title: edges}
+    recipe = nodes.features.recipe | {"adds_reverses": adds_reverses}
+    return finished(dataset, tables, settings, recipe, notices)
 
 
 def _in_graph(ids: Column, graphs: Column) -> np.ndarray:
     """Return names of nodes that tell their graphs apart; None if one of both is missing."""
-    pairs = zip(*(as_words(as_integers(column)).tolist() for column in (ids, graphs)), strict=True)
+    pairs = zip(as_words(ids).tolist(), as_words(graphs).tolist(), strict=True)
     names = [None if None in pair else "{} of {}".format(*pair) for pair in pairs]
     return np.array(names, object)
-
-
-def _node_fields(nodes: NodeTable, names: np.ndarray) -> dict[str, Any]:
-    """Return the fields of a dataset that are of its nodes."""
-    return {
-        "x": nodes.features.x,
-        "feature_names": nodes.features.feature_names,
-        "y": nodes.y,
-        "label_names": nodes.label_names,
-        "node_names": tuple(map(str, names.tolist())),
-        **nodes.split_fields(names.tolist()),
-    }

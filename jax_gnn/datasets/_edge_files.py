@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
 from jax_gnn.convert import from_table
-from jax_gnn.convert._columns import opened, read_columns
+from jax_gnn.convert._columns import numbered_fields, opened, read_columns
 from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset
 
 
@@ -56,7 +56,7 @@ def load_matrix_market(path: str | os.PathLike[str]) -> GraphDataset:
     """
     file = require_file(as_path("path", path), "NAME.mtx")
     with errors_in(file):
-        table = read_columns("edges", file, ("src", "dst"))
+        table = read_columns("edges", file)
         num_rows, num_cols = _sizes(file)
         if num_rows != num_cols:
             raise ValueError(f"expected a square matrix, got {num_rows} x {num_cols}")
@@ -82,7 +82,7 @@ def load_hmetis(path: str | os.PathLike[str]) -> HypergraphDataset:
     """
     file = require_file(as_path("path", path), "NAME.hgr")
     with errors_in(file):
-        table = read_columns("edges", file, ("src", "dst"))
+        table = read_columns("edges", file)
         num_hyperedges, num_nodes = _sizes(file)
         sizes = f"{num_nodes} nodes and {num_hyperedges} hyperedges"
         Memory(file).claim(sizes, (num_nodes + num_hyperedges) * ID_BYTES)
@@ -102,6 +102,4 @@ def _name(path: Path) -> str:
 
 def _sizes(path: Path) -> list[int]:
     """Return the first two numbers of a file after its comments."""
-    with opened(path, "utf-8-sig") as lines:
-        header = next(line for line in lines if line.strip() and not line.startswith("%"))
-    return [int(field) for field in header.split()[:2]]
+    return [int(field) for field in next(numbered_fields(path))[1][:2]]

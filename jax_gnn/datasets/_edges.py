@@ -102,9 +102,8 @@ def split_edges(
     Raises:
         TypeError: the graph is not a `Graph`, or traced; a share or the seed is not a number.
         ValueError: the graph is bipartite; ``edge_time`` is of another length; a share is below
-            0, or leaves no edge to train on; a
-            share above 0 is less than an edge; there are too few pairs without an edge; or the
-            graph is undirected, and an edge lacks its reverse.
+            0, or leaves no edge to train on; a share above 0 is less than an edge; there are too
+            few pairs without an edge; or the graph is undirected, and an edge lacks its reverse.
 
     Example:
         >>> ring = Graph.from_edges(np.arange(20), (np.arange(20) + 1) % 20).symmetrized()

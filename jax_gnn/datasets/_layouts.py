@@ -22,19 +22,17 @@ def layout_of(path: Path) -> str:
     parts = {match["part"]: match.string for match in _tables(path)}
     if path.is_dir() and any((path / part).is_dir() for part in ("nodes", "edges")):
         parts |= {"types": "the folders nodes and edges"}
-    elif path.is_dir() and "nodes" in parts and (files := [*path.glob("*.hgr")]):
-        parts.setdefault("hyperedges", files[0].name)
-    for part, others in (
-        ("types", ("nodes", "edges", "hyperedges", "graphs")),
-        ("hyperedges", ("edges", "graphs")),
-    ):
-        if part in parts and (surplus := [parts[other] for other in others if other in parts]):
-            raise ValueError(
-                f"{path} has {parts[part]}, and beside it {surplus[0]}, which is another layout of "
-                "tables: separate them"
-            )
+    elif path.is_dir() and "nodes" in parts and (lists := sorted(path.glob("*.hgr"))):
+        parts.setdefault("hyperedges", lists[0].name)
     layouts = {"types": "types", "hyperedges": "hypergraph", "graphs": "graphs"}
-    return next((layouts[part] for part in layouts if part in parts), "graph" * bool(parts))
+    part = next((part for part in layouts if part in parts), "")
+    beside = {"types": (), "hyperedges": ("nodes",)}.get(part, (*parts,))
+    if surplus := [name for other, name in parts.items() if other not in (part, *beside)]:
+        raise ValueError(
+            f"{path} has {parts[part]}, and beside it {surplus[0]}, which is another layout of "
+            "tables: separate them"
+        )
+    return layouts.get(part, "graph" * bool(parts))
 
 
 def _tables(path: Path) -> list[re.Match[str]]:
@@ -52,8 +50,11 @@ def locate_tables(path: Path, *parts: str) -> list[Path]:
     matches, folder = _tables(path), path if path.is_dir() else path.parent
     files = {match["part"]: folder / match.string for match in matches}
     is_one = len({match["name"] for match in matches}) == 1 and len(files) == len(matches)
-    if "hyperedges" in parts and path.is_dir() and (lists := [*path.glob("*.hgr")]):
-        files.setdefault("hyperedges", lists[0])
+    if "hyperedges" in {*parts} - files.keys() and path.is_dir():
+        lists = sorted(path.glob("*.hgr"))
+        if len(lists) > 1:
+            raise ValueError(f"{path} has {lists[0].name} and {lists[1].name}: keep one")
+        files |= dict(zip(["hyperedges"], lists, strict=False))
     if not is_one or not {*parts} <= files.keys():
         # Errors of this function say what is wrong.
         return locate(path, *(("", f"{part}.csv") for part in parts))
@@ -68,13 +69,11 @@ def type_tables(folder: Path) -> dict[str, Path]:
         if match and (other := tables.setdefault(match["type"], file)) != file:
             raise ValueError(f"{folder} has {other.name} and {file.name}: keep one")
     if not tables:
-        what = f"a table for each type: {folder.name}/TYPE.csv"
-        raise ValueError(f"{folder.parent} is no folder with {what}")
+        raise ValueError(f"{folder.parent} has no tables by type, {folder.name}/TYPE.csv")
     return tables
 
 
 def dataset_name(path: Path, table: Path) -> str:
     """Return the name of a dataset: that before "nodes" in the table's, or that of the folder."""
-    match = _TABLE(table.name)
-    folder = path if path.is_dir() else path.parent
+    match, folder = _TABLE(table.name), path if path.is_dir() else path.parent
     return (match["name"].rstrip("-_.") if match else "") or folder.absolute().name

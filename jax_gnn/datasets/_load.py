@@ -43,7 +43,7 @@ _Formats = Mapping[Callable[..., Dataset], tuple[str, ...]]
 
 _TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges", "graphs") for kind in SUFFIXES]
 _LAYOUTS = {load_csv: "graph", load_hypergraph_csv: "hypergraph", load_graphs_csv: "graphs"}
-_LAYOUTS |= {load_relational_csv: "types"}
+_LAYOUTS |= {load_relational_csv: "types", load_hmetis: ""}
 
 _HYPERGRAPHS: _Formats[HypergraphDataset] = {
     load_npz: ("NAME.npz: plain arrays", "*.npz"),
@@ -92,12 +92,10 @@ def load_hypergraph(source: str | os.PathLike[str], **options: Any) -> Hypergrap
     """Read a hypergraph dataset in the format that the names of its files show.
 
     Args:
-        source: ``"digits"`` (a folder of that name is ``"./digits"``), a ``.npz`` file
-            (:func:`load_npz`), a folder with HyperGCN's pickles (:func:`load_hypergcn`), or a
-            folder in the format of AllSet (:func:`load_allset`) or the Cornell collection
-            (:func:`load_cornell`), or one of the files of the last two; or a folder of tables
-            (:func:`load_hypergraph_csv`).
-        **options: arguments of :func:`load_csv`, for tables.
+        source: ``"digits"`` (a folder of that name is ``"./digits"``), or what :func:`load_npz`,
+            :func:`load_hypergcn`, :func:`load_allset`, :func:`load_cornell`, :func:`load_hmetis` or
+            :func:`load_hypergraph_csv` reads: a folder, or one of its files.
+        **options: arguments of :func:`load_csv`, for tables. A ``recipe`` is left out for others.
     """
     return _load(source, digits, _HYPERGRAPHS, options)
 
@@ -106,11 +104,10 @@ def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
     """Read a graph dataset in the format that the names of its files show.
 
     Args:
-        source: ``"digits"`` (a folder of that name is ``"./digits"``, see :func:`digits_graph`), a
-            ``.npz`` file (:func:`load_graph_npz`), or a folder of Planetoid
-            (:func:`load_planetoid`), of the Open Graph Benchmark (:func:`load_ogb_nodes`) or with
-            two CSV files (:func:`load_csv`), or one of the files.
-        **options: arguments of :func:`load_csv`, for tables. A ``recipe`` is left out for others.
+        source: ``"digits"`` (see :func:`digits_graph`), or what :func:`load_graph_npz`,
+            :func:`load_planetoid`, :func:`load_csv`, :func:`load_ogb_nodes`,
+            :func:`load_matrix_market` or :func:`load_snap` reads.
+        **options: as of :func:`load_hypergraph`.
     """
     return _load(source, digits_graph, _GRAPHS, options)
 
@@ -119,10 +116,9 @@ def load_graphs(source: str | os.PathLike[str], **options: Any) -> GraphsDataset
     """Read many graphs with a label each, in the format that the names of the files show.
 
     Args:
-        source: a folder of TUDataset (:func:`load_tu`) or the Open Graph Benchmark
-            (:func:`load_ogb_graphs`), or a file in the format of GIN's code (:func:`load_gin`), or
-            a folder of tables (:func:`load_graphs_csv`).
-        **options: arguments of :func:`load_csv`, for tables.
+        source: what :func:`load_tu`, :func:`load_ogb_graphs`, :func:`load_gin` or
+            :func:`load_graphs_csv` reads.
+        **options: as of :func:`load_hypergraph`.
     """
     return _load(source, None, _MANY_GRAPHS, options)
 
@@ -131,11 +127,9 @@ def load_relational(source: str | os.PathLike[str], **options: Any) -> Relationa
     """Read edges with relations, in the format that the names of the files show.
 
     Args:
-        source: a ``.npz`` file (:func:`load_relational_npz`), a folder with N-Triples or their file
-            (:func:`load_rdf`), a folder of the Heterogeneous Graph Benchmark (:func:`load_hgb`), or
-            one with facts as text (:func:`load_triples`), or one of their files; or a folder of
-            tables by type (:func:`load_relational_csv`).
-        **options: arguments of :func:`load_csv`, for tables.
+        source: what :func:`load_relational_npz`, :func:`load_rdf`, :func:`load_hgb`,
+            :func:`load_triples` or :func:`load_relational_csv` reads.
+        **options: as of :func:`load_hypergraph`.
     """
     return _load(source, None, _RELATIONAL, options)
 
@@ -168,15 +162,11 @@ def _load(
     # Tables are of one layout; an hMETIS file beside a table of nodes is part of them.
     layout = layout_of(path)
     matches = [load for load in matches if _LAYOUTS.get(load, layout) == layout]
-    if layout == "hypergraph":
-        matches = [load for load in matches if load is not load_hmetis]
-    # Each .npz file of a folder is a dataset: only its path says which is meant.
-    if path.is_dir() and any("*.npz" in formats[load] for load in matches):
-        matches = [load for load in matches if "*.npz" not in formats[load]]
-        if not matches:
+    if path.is_dir():  # where each .npz file is a dataset, and text may be anything
+        others = [load for load in matches if "*.npz" not in formats[load]]
+        if matches and not others:
             raise ValueError(f"{path} is a folder of .npz files; name one of them")
-    if path.is_dir():  # where text may be anything
-        matches = [load for load in matches if load is not load_snap]
+        matches = [load for load in others if load is not load_snap]
     if not matches:
         problem = "is of no known format" if names else "is an empty folder"
         raise ValueError(f"{path} {problem}; {choices}")
@@ -185,7 +175,7 @@ def _load(
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
     (load,) = matches
-    if load in _LAYOUTS:
+    if _LAYOUTS.get(load):
         return load(path, **options)
     _check_options(path, options)
     return load(path)

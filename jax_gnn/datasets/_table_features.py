@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
 from jax_gnn._core.files import Memory
 from jax_gnn.convert._columns import Column, numbers
-from jax_gnn.convert._kinds import Kind, Reading, fill_value, read_kind, typo_notice
+from jax_gnn.convert._kinds import Kind, Reading, fill_value, read_kind
 
 HASHED = 64
 """Number of features of a column of free text, of which a word counts in one."""
@@ -104,22 +104,24 @@ class TableFeatures:
     """Features of a table of nodes, and what a reader of the table should know of them.
 
     Attributes:
+        place: Description of the place of a row, for notices and errors.
+        memory: Budget of memory.
         columns: Descriptions of the columns that become features.
         parts: Features of each of these columns, ``(rows, features)``.
         details: Description of each column of the table, by name.
-        unused: Reasons why columns become no features, by name.
         notices: Sentences about typos, missing numbers and unknown values.
         large: Columns of numbers that float32 rounds.
-        filled: Number of missing cells that were filled, by name.
+        filled: Descriptions of missing cells that were filled.
     """
 
+    place: Place
+    memory: Memory
     columns: list[ColumnFeatures] = field(default_factory=list)
     parts: list[np.ndarray] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
-    unused: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     large: list[str] = field(default_factory=list)
-    filled: dict[str, int] = field(default_factory=dict)
+    filled: list[str] = field(default_factory=list)
 
     @property
     def x(self) -> np.ndarray | None:
@@ -132,103 +134,69 @@ class TableFeatures:
         return tuple(name for column in self.columns for name in column.feature_names) or None
 
     @property
-    def recipe(self) -> str:
-        """Description of the columns as JSON, for tables to predict on."""
-        columns = [asdict(column) for column in self.columns]
-        return json.dumps({"columns": columns, "unused": [*self.unused]})
+    def recipe(self) -> dict[str, Any]:
+        """Description of the columns, for tables to predict on."""
+        unused = [name for name, text in self.details.items() if text.startswith("not used")]
+        return {"columns": [asdict(column) for column in self.columns], "unused": unused}
 
-    @classmethod
-    def read(
-        cls,
-        table: Mapping[str, Column],
-        place: Place,
-        memory: Memory,
-        *,
-        fill: str,
-        text: str,
-        recipe: str | None,
-    ) -> TableFeatures:
-        """Read the columns of a table as features.
-
-        Args:
-            table: The columns.
-            place: Description of the place of a row, for notices and errors.
-            memory: Budget of memory.
-            fill: One of `FILLS`.
-            text: "drop" or "hash", for columns of free text.
-            recipe: `recipe` of the table of a training, which decides all other settings.
-        """
-        self = cls()
-        if recipe is not None:
-            parsed = json.loads(recipe)
-            for column in parsed["columns"]:
-                self.columns.append(ColumnFeatures(**{**column, "values": tuple(column["values"])}))
-            known = {column.name for column in self.columns}
-            if missing := [name for name in known if name not in table]:
-                listed = ", ".join(map(repr, sorted(missing)))
-                raise ValueError(f"lacks the columns {listed}, which the model takes")
-            for column in self.columns:
-                self._add(column, table[column.name], place, memory, column.kind)
-            for name in (name for name in table if name not in known):
-                self._leave_out(name, "the model does not take it")
-            if unknown := [name for name in self.unused if name not in parsed["unused"]]:
-                self.notices.append(
-                    "there are columns that the model does not know, which do not count: "
-                    + ", ".join(unknown)
-                )
-            self._tell_filled("those of the training", "")
-            return self
+    def read(self, table: Mapping[str, Column], fill: str, text: str) -> None:
+        """Read the columns of a table of a training, by options as of `load_csv`."""
         for name, values in table.items():
-            reading = read_kind(name, values, place)
-            if reading.kind == "index":
-                self._leave_out(name, "an index, which numbers or names the rows")
-            elif reading.kind == "empty":
-                self._leave_out(name, "nothing but missing cells")
-            elif reading.kind == "text" and text == "drop":
+            reading = read_kind(name, values, self.place)
+            reason = {
+                "index": "an index, which numbers or names the rows",
+                "empty": "nothing but missing cells",
+            }.get(reading.kind, "")
+            if reading.kind == "text" and text == "drop":
                 count = len({*reading.values.tolist()})
-                self._leave_out(name, f"free text of {count:,} values; --text hash takes its words")
+                reason = f"free text of {count:,} values; --text hash takes its words"
+            if reason:
+                self.details[name] = f"not used: {reason}"
             else:
-                column = ColumnFeatures.of(name, reading, fill)
-                self.columns.append(column)
-                self._add(column, values, place, memory, reading=reading)
+                self._add(ColumnFeatures.of(name, reading, fill), reading)
         how = {
             "zero": "zero",
             "indicator": "the mean of their column, beside a feature that says which",
         }.get(fill, f"the {fill} of their column")
         self._tell_filled(how, "; --fill-missing has other choices")
-        return self
+
+    def follow(self, table: Mapping[str, Column], plan: Mapping[str, Any]) -> None:
+        """Read the columns of a later table; `plan` is the `recipe` of that of the training."""
+        known = {column["name"]: column for column in plan["columns"]}
+        if missing := sorted(known.keys() - table.keys()):
+            listed = ", ".join(map(repr, missing))
+            raise ValueError(f"lacks the columns {listed}, which the model takes")
+        for name, fields in known.items():
+            column = ColumnFeatures(**{**fields, "values": tuple(fields["values"])})
+            self._add(column, read_kind(name, table[name], self.place, column.kind))
+        unused = [name for name in table if name not in known]
+        self.details |= dict.fromkeys(unused, "not used: the model does not take it")
+        if unknown := [name for name in unused if name not in plan["unused"]]:
+            self.notices.append(
+                "there are columns that the model does not know, which do not count: "
+                + ", ".join(unknown)
+            )
+        self._tell_filled("those of the training", "")
 
     def _tell_filled(self, how: str, advice: str) -> None:
         """Add a notice of the missing numbers that were filled."""
         if self.filled:
-            counts = ", ".join(f"{name} ({count:,})" for name, count in self.filled.items())
+            counts = ", ".join(self.filled)
             self.notices.append(f"missing numbers are filled with {how}: {counts}{advice}")
 
-    def _leave_out(self, name: str, reason: str) -> None:
-        self.unused[name] = reason
-        self.details[name] = f"not used: {reason}"
-
-    def _add(
-        self,
-        column: ColumnFeatures,
-        values: Column,
-        place: Place,
-        memory: Memory,
-        kind: Kind | None = None,
-        reading: Reading | None = None,
-    ) -> None:
+    def _add(self, column: ColumnFeatures, reading: Reading) -> None:
         """Add the features of a column."""
-        name = column.name
-        reading = reading or read_kind(name, values, place, kind)
-        width = len(column.feature_names)
-        memory.claim(f"column {name!r}", 8 * len(values) * width)
+        name, place, rows = column.name, self.place, len(reading.values)
+        self.columns.append(column)
+        self.memory.claim(f"column {name!r}", 8 * rows * len(column.feature_names))
         if column.kind in ("number", "time"):
-            rows = np.flatnonzero(np.isinf(reading.values).reshape(len(values), -1).any(1))
-            if rows.size:
-                raise ValueError(f"column {name!r}: {place(rows[0])} has an infinite number")
+            is_infinite = np.isinf(reading.values).reshape(rows, -1).any(1)
+            if is_infinite.any():
+                where = place(int(is_infinite.argmax()))
+                raise ValueError(f"column {name!r}: {where} has an infinite number")
         self.parts.append(column.features(reading))
-        if notice := typo_notice(reading, values, place):
-            self.notices.append(f"column {name!r}: {notice}")
+        if reading.typos:
+            self.notices.append(f"column {name!r}: {reading.typos}")
         if column.kind == "number" and (array := numbers(reading.values)) is not None:
             self.large += [name] * (array.dtype != np.float32)
         if column.kind == "category":
@@ -243,7 +211,7 @@ class TableFeatures:
                 )
         self.details[name] = _description(column, reading)
         if reading.missing and column.kind in ("number", "time"):
-            self.filled[name] = reading.missing
+            self.filled.append(f"{name} ({reading.missing:,})")
 
 
 def _description(column: ColumnFeatures, reading: Reading) -> str:
@@ -260,7 +228,7 @@ def _description(column: ColumnFeatures, reading: Reading) -> str:
         return f"{column.width} numbers each{lacking}"
     lacking += f", filled with {column.fill:.6g}" * bool(missing)
     lacking += ", and a feature that says which" * column.indicator
-    lacking += f"; {len(reading.typos)} of them typos" * bool(reading.typos)
+    lacking += f"; {reading.num_typos} of them typos" * bool(reading.typos)
     if missing == len(array):
         return f"{column.kind}{lacking}"
     low, high = np.nanmin(array), np.nanmax(array)

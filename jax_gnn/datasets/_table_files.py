@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from jax_gnn._core.files import Memory, errors_in
-from jax_gnn.convert._columns import Column, encode, floats, numbers, place_of, read_columns
-from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, typo_notice, whole_seconds
-from jax_gnn.convert._names import ENDS, find, find_ends, find_id, find_label, taken_as
-from jax_gnn.convert._table import NamedTable, assign_ids
+from jax_gnn.convert._columns import encode, numbers
+from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, whole_seconds
+from jax_gnn.convert._names import end_words, find, find_ends, find_id, find_label, taken_as
+from jax_gnn.convert._table import NamedTable, Roles, assign_ids
 from jax_gnn.datasets._dataset import NodeDataset
 from jax_gnn.datasets._table_features import TableFeatures
 
@@ -24,13 +25,14 @@ D = TypeVar("D", bound=NodeDataset)
 
 _PARTS = {"train": "train_idx", "val": "val_idx", "test": "test_idx"}
 _PARTS |= {"training": "train_idx", "valid": "val_idx", "validation": "val_idx"}
-# Words of columns by documented name; see `jax_gnn.convert._names`.
+# Words of columns by role; see `jax_gnn.convert._names`.
 _WORDS = {
     "graph": ("graph", "graphid"),
     "time": ("time", "timestamp", "edgetime", "nodetime"),
     "weight": ("weight", "edgeweight"),
     "split": ("split",),
 }
+_USES = {"id": "names", "graph": "the graph of each row", "split": "parts of the data"}
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,83 @@ class TableOptions:
                 f"{self.fill_missing!r}, {self.text!r}"
             )
 
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """The recipe as a tree, which is empty without a recipe."""
+        return json.loads(self.recipe) if self.recipe else {}
+
 
 @dataclass
-class NodeTable:
-    """A table with a row for each node, or for each graph."""
+class FileTable(NamedTable):
+    """Table in a file, some of whose columns have a role."""
 
-    path: Path
-    roles: dict[str, str]  # names of columns that are no features, by documented name
-    ids: Column  # names of the rows
-    features: TableFeatures
-    y: np.ndarray  # labels, -1 or NaN if missing
-    details: dict[str, str]  # description of each column, by name
-    label: str = ""  # column of the labels; "" without any
-    label_names: tuple[str, ...] | None = None
-    split: Column | None = None
-    graph: Column | None = None  # the graph of each node, of many graphs
-    time: np.ndarray | None = None  # times of nodes
+    path: Path = field(kw_only=True)
+    details: dict[str, str] = field(init=False)  # description of each column, by name
     notices: list[str] = field(default_factory=list)
+    time: np.ndarray | None = None
+    unit: str = ""  # of the times
+
+    @classmethod
+    def read_file(cls, path: Path, key: Any, roles_of: Roles, ids: Sequence[str]) -> Self:
+        """Read a file, of which the columns with the roles `ids` name nodes."""
+        self = cls.open(path.name, key, path, roles_of, {role: role for role in ids}, path=path)
+        self.details = dict.fromkeys(self.columns, "not used")
+        self.details |= {self.roles[role]: use for role, use in _USES.items() if role in self.roles}
+        return self
+
+    def read_times(self, unit: str = "") -> None:
+        """Set times as int64: whole numbers, or seconds since 1970 for dates.
+
+        Raises:
+            ValueError: A time is missing or no whole number, or finer than `unit`, that of others.
+        """
+        values = self.columns[name := self.roles["time"]]
+        reading = read_kind(name, values, self.place)
+        times, read_unit = reading.values, "whole numbers"
+        if reading.kind == "time":
+            times, read_unit = whole_seconds(times)
+            if unit == f"micro{read_unit}":
+                times, read_unit = times * 10**6, unit
+        elif isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+            times = values  # which floats would round
+        if times.dtype == object or times.ndim != 1 or read_unit == f"micro{unit}":
+            raise ValueError(
+                f"column {name!r}: expected {unit or 'dates or whole numbers'}, got {reading.kind}"
+            )
+        decimal = times.astype(float)
+        is_time = (np.abs(decimal) < 2**63) & (np.floor(decimal) == decimal)  # NaN is none
+        if (rows := np.flatnonzero(~is_time)).size:
+            raise ValueError(
+                f"column {name!r}: {self.place(rows[0])} has no time: expected a date or a whole "
+                f"number; {rows.size} of {times.size} rows are such"
+            )
+        self.time, self.unit = times.astype(np.int64), read_unit
+
+    def rounded(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Return a column of numbers in float32, after a warning if that rounds them."""
+        array = numbers(values)
+        assert array is not None
+        if array.dtype != np.float32:
+            self.warn_rounded(name)
+        with np.errstate(over="ignore"):  # large numbers become inf, which datasets refuse
+            return array.astype(np.float32)
+
+    def warn_rounded(self, name: str) -> None:
+        """Warn of a column of numbers that float32 rounds."""
+        warnings.warn(
+            f"{self.path}: column {name!r} has numbers beyond 2**24, which float32 rounds: "
+            "subtract the least, or divide",
+            stacklevel=5,
+        )
+
+
+@dataclass
+class NodeTable(FileTable):
+    """Table with a row for each node, or for each graph."""
+
+    features: TableFeatures = field(init=False)
+    y: np.ndarray = field(init=False)  # labels, -1 or NaN if missing
+    label_names: tuple[str, ...] | None = None
 
     @classmethod
     def read(
@@ -73,85 +135,67 @@ class NodeTable:
         path: Path,
         memory: Memory,
         options: TableOptions,
-        recipe: str | None,
+        plan: Mapping[str, Any] | None,
         *,
         kind: str = "",
+        uses: Sequence[str] = ("split", "label"),
+        unit: str = "",
         of_graphs: bool = False,
         counted: bool = False,
     ) -> NodeTable:
         """Read a table.
 
-        Args:
-            path: The file.
-            memory: Budget of memory.
-            options: Options of how columns are read.
-            recipe: `TableFeatures.recipe` of the table of a training.
-            kind: Type of the nodes, after which a column of ids may be called; "graph" for graphs,
-                whose other columns are no features.
-            of_graphs: Whether nodes are of many graphs: a column names the graph, and nodes have
-                no labels.
-            counted: Whether nodes count from 1 in the order of the rows if there are no ids.
+        `plan` is the `TableFeatures.recipe` of the table of a training, if any. A column of ids may
+        be called after `kind`, the type of nodes; without one, `counted` nodes count from 1. `uses`
+        are roles of columns besides ids, `unit` is that of the times of edges. Graphs have no
+        features of their own.
         """
 
         def roles_of(columns: Sequence[str]) -> dict[str, str]:
             others = [name for name in columns if name == "id" or name not in options.ignore]
-            roles: dict[str, str] = {}
-            for role in ("graph",) if of_graphs else ("split", *["time"] * (not kind)):
-                roles[role] = find("", others, _WORDS[role], role)
-            if of_graphs and not roles["graph"]:
+            roles = {role: find(others, _WORDS[role], role) for role in uses if role in _WORDS}
+            if not roles.get("graph", "graph"):
                 raise ValueError(f"expected the column graph, got {', '.join(columns)}")
             others = [name for name in others if name not in roles.values()]
             with contextlib.suppress(ValueError) if counted else contextlib.nullcontext():
-                roles["id"] = find_id("", others, kind)
-            if not of_graphs:
+                roles["id"] = find_id(others, kind)
+            if "label" in uses:
                 name, role = find_label([name for name in others if name != roles.get("id")])
                 roles[role] = name
             return {role: name for role, name in roles.items() if name}
 
-        def names_in(columns: Sequence[str]) -> list[str]:
-            roles = roles_of(columns)
-            return [roles[role] for role in ("id", "graph", "label", "split") if role in roles]
-
-        place = partial(place_of, path)
         with errors_in(path):
-            table = read_columns("nodes", path, names_in)
-            roles, rows = roles_of([*table]), len(next(iter(table.values())))
+            self = cls.read_file(path, kind, roles_of, ["id"])
+            rows = len(next(iter(self.columns.values())))
             if not rows:
                 raise ValueError("expected a row for each node, got none")
-            special = {role: table[name] for role, name in roles.items()}
-            used = {name for role, name in roles.items() if role != "time"} | {*options.ignore}
-            columns = {name: values for name, values in table.items() if name not in used}
-            features = TableFeatures.read(
-                {} if kind == "graph" else columns,
-                place,
-                memory,
-                fill=options.fill_missing,
-                text=options.text,
-                recipe=recipe,
-            )
-            _warn_rounded(path, features.large)
-            reason = "graphs have no features of their own" if kind == "graph" else "ignored"
-            details = dict.fromkeys(table, f"not used: {reason}") | features.details
-            uses = {"id": "names", "graph": "the graph of each node"}
-            uses["split"] = "parts for training, validation and test"
-            details |= {name: uses[role] for role, name in roles.items() if role in uses}
-            ids = special.get("id", np.arange(1, rows + 1))
-            self = cls(path, roles, ids, features, np.full(rows, -1), details)
-            self.notices += taken_as(path.name, roles)
-            self.graph, self.split = special.get("graph"), special.get("split")
-            if "time" in roles:
+            self.ids = self.ids or {f"id of {path.name}": np.arange(1, rows + 1)}
+            used = {name for role, name in self.roles.items() if role != "time"} | {*options.ignore}
+            columns = {name: cells for name, cells in self.columns.items() if name not in used}
+            self.features = TableFeatures(self.place, memory)
+            if plan:
+                self.features.follow(columns, plan)
+            elif not of_graphs:
+                self.features.read(columns, options.fill_missing, options.text)
+            for name in self.features.large:
+                self.warn_rounded(name)
+            reason = "graphs have no features of their own" if of_graphs else "ignored"
+            unused = self.columns.keys() - self.roles.values()
+            self.details |= dict.fromkeys(unused, f"not used: {reason}") | self.features.details
+            if "time" in self.roles:
                 with contextlib.suppress(ValueError):  # else the column is a feature alone
-                    self.time, _ = read_times(roles["time"], special["time"], place)
-                    details[roles["time"]] += "; also the time of the node"
-            for role in special.keys() & {"label", "target", "y"}:
-                self._read_labels(role, roles[role], special[role], place)
-            if recipe is None and (lacking := int(self.is_unlabelled.sum())) not in (0, rows):
-                what = "graphs" if kind == "graph" else "nodes"
-                self.notices.append(
-                    f"column {self.label!r}: {lacking:,} of {rows:,} are missing; these {what} are "
-                    "not trained on, and predicted by jax-gnn predict"
-                )
-            self.notices += features.notices
+                    self.read_times(unit)
+                    self.details[self.roles["time"]] += "; also the time of the node"
+            self.y = np.full(rows, -1)
+            for role in self.roles.keys() & {"label", "target", "y"}:
+                self._read_labels(role, self.roles[role])
+                lacking = int(self.is_unlabelled.sum())
+                if lacking not in (0, rows) and not options.recipe:
+                    self.notices.append(
+                        f"column {self.roles[role]!r}: {lacking:,} of {rows:,} are missing; these "
+                        "rows are not trained on, and predicted by jax-gnn predict"
+                    )
+            self.notices += self.features.notices
         return self
 
     @property
@@ -159,35 +203,30 @@ class NodeTable:
         """Rows without a label, ``(rows,)`` booleans."""
         return np.asarray(np.isnan(self.y) if self.y.dtype.kind == "f" else self.y < 0)
 
-    def _read_labels(
-        self, role: str, name: str, values: Column, place: Callable[[int], str]
-    ) -> None:
+    def _read_labels(self, role: str, name: str) -> None:
         """Set labels from their column: classes, or numbers to regress on."""
-        array = numbers(values) if role == "y" else None
-        if array is not None and (array % 1)[~np.isnan(array)].any():
-            role = "target"
-        if role == "target":
-            reading = read_kind(name, values, place, "number")
-            notice = typo_notice(reading, values, place)
-            self.notices += [f"column {name!r}: {notice}"] * bool(notice)
-            self.y, kind = _rounded(self.path, name, reading.values), "numbers to regress on"
-        else:
+        values, kind = self.columns[name], "numbers to regress on"
+        if role != "target":
             classes, (self.y,) = encode({name: blank_markers(values)})
-            if not _are_classes(classes.tolist()):
+            if _are_classes(classes.tolist()):
+                self.label_names = tuple(map(str, classes.tolist()))
+                kind = f"{classes.size:,} classes"
+            elif role == "label":
                 raise ValueError(
                     f"column {name!r} has numbers that are no classes; call it 'target'"
                 )
-            self.label_names = tuple(map(str, classes.tolist()))
-            kind = f"{classes.size:,} classes"
+        if self.label_names is None:
+            reading = read_kind(name, values, self.place, "number")
+            self.notices += [f"column {name!r}: {reading.typos}"] * bool(reading.typos)
+            self.y = self.rounded(name, reading.values)
         known = len(self.y) - int(self.is_unlabelled.sum())
-        self.label = name
         self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
 
     def split_fields(self, names: Sequence[object], first: int = 0) -> dict[str, Any]:
         """Return the rows of each part by field of a dataset, from the number of the first row."""
-        if self.split is None:
+        if "split" not in self.roles:
             return {}
-        kinds, (codes,) = encode({"split": blank_markers(self.split)})
+        kinds, (codes,) = encode({"split": blank_markers(self.columns[self.roles["split"]])})
         fields = [_PARTS.get(str(kind).casefold(), "") for kind in kinds.tolist()]
         if "" in fields:
             kind = kinds.tolist()[fields.index("")]
@@ -195,90 +234,66 @@ class NodeTable:
                 f"column 'split': expected train, val, test or nothing, got {kind!r:.80}"
             )
         if (rows := np.flatnonzero((codes >= 0) & self.is_unlabelled)).size:
-            where = f"{place_of(self.path, rows[0])} (node {names[rows[0]]!r})"
+            where = f"{self.place(rows[0])} ({names[rows[0]]!r})"
             kind = kinds.tolist()[codes[rows[0]]]
             raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
         of_rows = np.array([*fields, ""])[codes]
         return {field: np.flatnonzero(of_rows == field) + first for field in fields}
 
+    def fields(self, names: np.ndarray) -> dict[str, Any]:
+        """Return the fields of a dataset that are of its nodes."""
+        return {
+            "num_nodes": len(self.y),
+            "x": self.features.x,
+            "feature_names": self.features.feature_names,
+            "y": self.y,
+            "label_names": self.label_names,
+            "node_names": tuple(map(str, names.tolist())),
+            **self.split_fields(names.tolist()),
+        }
+
 
 @dataclass
-class EdgeTable:
-    """A table with a row for each edge, or for each node of a hyperedge."""
+class EdgeTable(FileTable):
+    """Table with a row for each edge, or for each node of a hyperedge."""
 
-    path: Path
-    roles: dict[str, str]  # names of columns that are used, by documented name
-    ends: dict[str, Column]  # columns with the names of both ends, by name
-    details: dict[str, str]  # description of each column, by name
-    notices: list[str]
     weight: np.ndarray | None = None
-    time: np.ndarray | None = None
-    graph: Column | None = None  # the graph of each edge, of many graphs
 
     @classmethod
     def read(
         cls,
         path: Path,
         options: TableOptions,
-        words: Sequence[tuple[str, str]] = ENDS,
-        *,
-        uses: Collection[str] = (),
+        uses: Sequence[str] = (),
+        ends: tuple[str, str] = ("", ""),
     ) -> EdgeTable:
-        """Read a table, whose ends are by one of the pairs of words; `uses` are other columns."""
+        """Read a table of edges between two types; `uses` are roles of columns besides ends."""
+        words = end_words(*ends)
 
         def roles_of(columns: Sequence[str]) -> dict[str, str]:
-            ends = find_ends("", columns, words)
-            others = [name for name in columns if name not in (*ends, *options.ignore)]
-            found = {role: find("", others, _WORDS[role], role) for role in uses}
-            return dict(zip(words[0], ends, strict=True)) | {k: v for k, v in found.items() if v}
+            roles = dict(zip(words[0], find_ends(columns, words), strict=True))
+            others = [name for name in columns if name not in (*roles.values(), *options.ignore)]
+            roles |= {role: find(others, _WORDS[role], role) for role in uses}
+            return {role: name for role, name in roles.items() if name}
 
-        def names_in(columns: Sequence[str]) -> list[str]:
-            roles = roles_of(columns)
-            return [roles[role] for role in (*words[0], "graph") if role in roles]
-
-        place = partial(place_of, path)
         with errors_in(path):
-            table = read_columns("edges", path, names_in, words[0])
-            roles = roles_of([*table])
-            special = {role: table[name] for role, name in roles.items()}
-            ends = {roles[role]: special[role] for role in words[0]}
-            details = dict.fromkeys(table, "not used") | dict.fromkeys(ends, "ids")
-            self = cls(path, roles, ends, details, taken_as(path.name, roles))
-            self.graph = special.get("graph")
-            if self.graph is not None:
-                details[roles["graph"]] = "the graph of each edge"
-            if "weight" in roles:
-                name = roles["weight"]
-                values = read_kind(name, special["weight"], place, "number").values
+            self = cls.read_file(path, (ends[0], "", ends[1]), roles_of, words[0])
+            self.details |= {self.roles[role]: "ids" for role in words[0]}
+            if name := self.roles.get("weight", ""):
+                values = read_kind(name, self.columns[name], self.place, "number").values
                 if (rows := np.flatnonzero(~np.isfinite(values))).size:
                     raise ValueError(
-                        f"column {name!r}: {place(rows[0])} has no finite number; {rows.size} of "
-                        f"{len(values)} rows are such"
+                        f"column {name!r}: {self.place(rows[0])} has no finite number; {rows.size} "
+                        f"of {len(values)} rows are such"
                     )
-                self.weight, details[name] = _rounded(path, name, values), "edge weights"
-            if "time" in roles:
+                self.weight, self.details[name] = self.rounded(name, values), "edge weights"
+            if name := self.roles.get("time", ""):
                 try:
-                    self.time, unit = read_times(roles["time"], special["time"], place)
-                    details[roles["time"]] = f"edge times, {unit}"
+                    self.read_times()
+                    self.details[name] = f"edge times, {self.unit}"
                 except ValueError as error:  # such as of durations
-                    self.notices.append(f"{path.name}: {error}; times are not used")
+                    self.notices.append(f"{error}; times are not used")
         return self
-
-
-def _rounded(path: Path, name: str, values: Column) -> np.ndarray:
-    """Return a column of numbers in float32, after a warning if that rounds them."""
-    array = numbers(values)
-    _warn_rounded(path, [name] * (array is not None and array.dtype != np.float32))
-    return np.asarray(floats(values))
-
-
-def _warn_rounded(path: Path, names: Sequence[str]) -> None:
-    for name in names:
-        warnings.warn(
-            f"{path}: column {name!r} has numbers beyond 2**24, which float32 rounds: subtract the "
-            "least, or divide",
-            stacklevel=5,
-        )
 
 
 def _are_classes(names: list[str | int]) -> bool:
@@ -289,36 +304,12 @@ def _are_classes(names: list[str | int]) -> bool:
         return True
 
 
-def read_times(name: str, values: Column, place: Callable[[int], str]) -> tuple[np.ndarray, str]:
-    """Return times as int64, whole numbers or seconds since 1970 for dates, and their unit.
-
-    Raises:
-        ValueError: A time is missing, or no whole number.
-    """
-    reading = read_kind(name, values, place)
-    times, unit = reading.values, "whole numbers"
-    if reading.kind == "time":
-        times, unit = whole_seconds(times)
-    elif isinstance(values, np.ndarray) and values.dtype.kind in "iu":
-        times = values  # which floats would round
-    if times.dtype == object or times.ndim != 1:
-        raise ValueError(f"column {name!r}: expected dates or whole numbers, got {reading.kind}")
-    if (rows := np.flatnonzero(times.astype(float) % 1 != 0)).size:  # NaN included
-        raise ValueError(
-            f"column {name!r}: {place(rows[0])} has no time: expected a date or a whole number; "
-            f"{rows.size} of {times.size} rows are such"
-        )
-    return times.astype(np.int64), unit
-
-
 def number_ends(
-    nodes: Mapping[str, NodeTable], edges: Sequence[tuple[EdgeTable, str, str]]
+    nodes: Mapping[str, NodeTable], edges: Sequence[EdgeTable]
 ) -> tuple[dict[str, np.ndarray], list[list[np.ndarray]]]:
     """Number the ends of edges.
 
-    Args:
-        nodes: Tables of nodes by type; nodes of other types are the names that edges have.
-        edges: Tables of edges, each with the types of both ends.
+    Nodes of types that have no table are the names that edges have.
 
     Returns:
         The names by type, and for each table of edges the numbers of its ends.
@@ -326,30 +317,24 @@ def number_ends(
     Raises:
         ValueError: An edge names no node; the error names its line.
     """
-
-    def named(table: NodeTable | EdgeTable, key: Any, columns: Mapping[str, Column]) -> NamedTable:
-        ids = {f"{name} of {table.path.name}": values for name, values in columns.items()}
-        return NamedTable(table.path.name, key, ids, {}, partial(place_of, table.path))
-
-    node_tables = {kind: named(table, kind, {"ids": table.ids}) for kind, table in nodes.items()}
-    edge_tables = [named(table, (src, "", dst), table.ends) for table, src, dst in edges]
+    columns = [[*table.ids.values()] for table in edges]
     with errors_in(next(iter(nodes.values())).path.parent):
-        names = assign_ids(edge_tables, node_tables)
-    pairs = [[*table.ids.values()] for table in edge_tables]
-    for (table, *kinds), ids in zip(edges, pairs, strict=True):
+        names = assign_ids(edges, nodes)
+    pairs = [[*table.ids.values()] for table in edges]
+    for table, ids, cells in zip(edges, pairs, columns, strict=True):
         unknown = np.stack(ids) < 0
         if not unknown.any():
             continue
         row = int(np.flatnonzero(unknown.any(0))[0])
         side = int(unknown[:, row].argmax())
-        name, values = [*table.ends.items()][side]
-        value = values[row : row + 1].tolist()[0]
-        value = getattr(value, "as_py", lambda value=value: value)()  # of Arrow
-        problem = f"the {name} {value!r:.80}, which is the id of no node"
-        problem = f"no {name}" if value is None else problem
-        file = nodes[kinds[side] if kinds[side] in nodes else kinds[0]].path
+        name = [*table.roles.values()][side]
+        value = encode({name: cells[side][row : row + 1]})[0].tolist()
+        problem = (
+            f"the {name} {value[0]!r:.80}, which is the id of no node" if value else f"no {name}"
+        )
+        file = nodes.get(table.key[2 * side], nodes[table.key[0]]).path
         raise ValueError(
-            f"{file}: {place_of(table.path, row)} has {problem}; "
+            f"{file}: {table.place(row)} has {problem}; "
             f"{unknown.any(0).sum()} of {unknown.shape[1]} rows are such: add the nodes to "
             f"{file.name}, or leave the rows out"
         )
@@ -358,35 +343,28 @@ def number_ends(
 
 def finished(
     dataset: D,
-    nodes: Mapping[str, NodeTable],
-    edges: Sequence[EdgeTable],
+    tables: Mapping[str, FileTable],
     options: TableOptions,
-    recipe: str,
+    recipe: Mapping[str, Any],
     notices: Sequence[str] = (),
 ) -> D:
-    """Set on a dataset what its tables say; tables of nodes are by what errors call them.
+    """Set on a dataset what its tables say, which are by what descriptions call them.
 
     Raises:
         ValueError: A column to ignore is in no table.
     """
-    tables: dict[str, NodeTable | EdgeTable] = {**nodes}
-    tables |= {table.path.name: table for table in edges}
-    columns = {name for table in tables.values() for name in table.details}
+    columns = dict.fromkeys(name for table in tables.values() for name in table.details)
     if absent := [name for name in options.ignore if name not in columns]:
-        listed = ", ".join(name for table in nodes.values() for name in table.details)
-        raise ValueError(f"ignore: {absent[0]!r} is none of the columns {listed}")
-    details = {
-        f"{name} of {title}" if title else name: text
-        for title, table in tables.items()
-        for name, text in table.details.items()
-    }
+        raise ValueError(f"ignore: {absent[0]!r} is none of the columns {', '.join(columns)}")
+    details: dict[str, str] = {}
+    all_notices = [*notices]
+    for title, table in tables.items():
+        prefix, suffix = (f"{title}: ", f" of {title}") if title else ("", "")
+        details |= {f"{name}{suffix}": text for name, text in table.details.items()}
+        all_notices += taken_as(table.title, table.roles)
+        all_notices += [f"{prefix}{notice}" for notice in table.notices]
     dataset._set("columns", tuple(details.items()))
     dataset._set("unused", tuple(name for name in details if details[name].startswith("not used")))
-    told = [
-        notice if notice.startswith(table.path.name) else f"{title}: {notice}".removeprefix(": ")
-        for title, table in tables.items()
-        for notice in table.notices
-    ]
-    dataset._set("notices", (*notices, *told))
-    dataset._set("table_recipe", recipe)
+    dataset._set("notices", tuple(all_notices))
+    dataset._set("table_recipe", json.dumps(recipe))
     return dataset
