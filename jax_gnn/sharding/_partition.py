@@ -169,6 +169,11 @@ class PartitionCosts(NamedTuple):
         edges: ``(num_parts,)``, edges into these.
         halo: ``(num_parts,)``, nodes of other parts with an edge into the part, whose rows it
             fetches in each layer.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+        >>> partition_costs(graph, 2)["contiguous"]
+        PartitionCosts(nodes=array([2, 2]), edges=array([2, 2]), halo=array([1, 1]))
     """
 
     nodes: np.ndarray
