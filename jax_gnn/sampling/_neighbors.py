@@ -97,7 +97,8 @@ def sample_neighbors(
             nodes of ``graph.relational``: ``graph.join(x_dict)[blocks.node_ids]``.
         seeds: ``(num_seeds,)`` integers, the nodes whose outputs are computed. -1, as any id out of
             range, is padding and has no neighbours. Seeds may repeat. For a
-            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated.
+            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated in its
+            order; ``jax.jit`` sorts the keys of a mapping that is an argument.
         fanouts: number of edges to draw into each node, for each layer, that of the seeds first.
             With relations, a number is for all relations together, and edges of a
             ``self_relation`` come in addition; a mapping has the number for each relation, by name
