@@ -127,7 +127,10 @@ def find_id(title: str, columns: Collection[str], kind: str = "") -> str:
     for words in (_ID_WORDS[0], (word, word + "id") if word else (), *_ID_WORDS[1:]):
         if name := find(title, columns, words, _ID):
             return name
-    raise ValueError(f"{_at(title)}expected the column id, got {', '.join(columns)}")
+    raise ValueError(
+        f"{_at(title)}expected the column id, got {', '.join(columns)}; call the column that names "
+        "the nodes id"
+    )
 
 
 def find(title: str, columns: Collection[str], words: Collection[str], documented: str) -> str:
