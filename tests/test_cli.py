@@ -675,6 +675,10 @@ def test_nearest_format(tmp_path):
     (tmp_path / "edge.csv").touch()
     with pytest.raises(ValueError, match=r"nearest is a folder with nodes.csv and edges.csv; "):
         load_any(str(tmp_path))
+    (tmp_path / "edge.csv").rename(tmp_path / "customers.csv")
+    for source in (tmp_path, tmp_path / "customers.csv"):
+        with pytest.raises(ValueError, match=r"are named nodes\.csv and edges\.csv, triples"):
+            load_any(str(source))
 
 
 def test_progress_bar_on_a_terminal(data, tmp_path, monkeypatch, capsys):

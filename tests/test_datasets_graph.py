@@ -169,7 +169,7 @@ def test_csv_of_text(tmp_path):
     ("nodes", "edges", "message"),
     [
         # Columns and ids that are missing or repeated.
-        ("a\n1\n", "src,dst\n", "nodes.csv: expected the column id, got a"),
+        ("a\n1\n", "src,dst\n", "nodes.csv: expected the column id, got a; call the column"),
         ("id\n1\n1\n", "src,dst\n", "nodes.csv must have each name once, got 1 2 times"),
         (
             "id\nann\n",

@@ -215,8 +215,8 @@ def test_node_types_of_blocks(rng):
             rows["a"], np.where(want[:, None] == 0, features["a"][np.clip(ids, 0, 4)], 0), rtol=1e-6
         )
         assert not np.asarray(rows["b"])[want != 1].any()
-    for wrong in ({"a": features["a"]}, {"c": None, "b": None, "a": None}):
-        with pytest.raises(ValueError, match=r"values must be by the types .* in that order, got"):
+    for wrong in ({"a": features["a"]}, features | {"d": None}):
+        with pytest.raises(ValueError, match=r"values must be by the types \('a', 'b', 'c'\), got"):
             blocks.node_values(wrong)
     untyped = sample_neighbors(lumpy_relational(rng), [1], (2,), KEY)
     assert untyped.node_types is None
@@ -226,6 +226,26 @@ def test_node_types_of_blocks(rng):
     serialized = jax.export.export(jax.jit(lambda b: b.node_types))(blocks).serialize()
     types = jax.export.deserialize(serialized).call(blocks)
     np.testing.assert_array_equal(types, want)
+
+
+def test_values_by_type_in_any_order(rng):
+    """``jax.jit`` sorts the keys of dicts, so their order does not count for values."""
+    sizes = {"user": 5, "item": 40}
+    edges = {("user", "buys", "item"): [rng.integers(0, size, 60) for size in sizes.values()]}
+    blocks = sample_neighbors(
+        HeteroGraph.from_edges(edges, sizes, inverse=True), {"item": [3, 7]}, (3, 2), KEY
+    )
+    features = {name: rng.normal(size=(size, 2)) for name, size in sizes.items()}
+
+    def select(blocks, features):
+        rows = blocks.node_values(features)
+        return rows, blocks.source_rows(dict(reversed(rows.items())))
+
+    expected = select(blocks, features)
+    assert [*expected[0]] == [*expected[1]] == ["user", "item"]
+    features = dict(reversed(features.items()))
+    for function in (select, jax.jit(select)):
+        jax.tree.map(np.testing.assert_array_equal, function(blocks, features), expected)
 
 
 def test_one_program(rng):
@@ -284,9 +304,9 @@ def test_types_of_nodes(rng):
     papers, authors = rng.integers(-1, 9, 5), rng.integers(-1, 6, 4)
     fanouts = ({WRITES: 2, ("paper", "rev_writes", "author"): 3}, 2)
     blocks = sample_neighbors(graph, {"paper": papers, "author": authors}, fanouts, key)
-    # Papers follow the five authors.
+    # Papers follow the five authors, whatever the order of the mapping, whose keys jit sorts.
     joined = np.r_[
-        np.where((papers < 0) | (papers >= 8), -1, papers + 5), np.where(authors >= 5, -1, authors)
+        np.where(authors >= 5, -1, authors), np.where((papers < 0) | (papers >= 8), -1, papers + 5)
     ]
     numbers = ({0: 2, graph.relation(("paper", "rev_writes", "author")): 3}, 2)
     want = sample_neighbors(graph.relational, joined, numbers, key)

@@ -224,7 +224,7 @@ def print_data_notes(dataset: NodeDataset, config: Config, settled: Config) -> N
     """Print on stderr the use of columns, notices, unused data, and the choice of "auto"."""
     if dataset.columns:
         brief = (
-            f"{name or '(no name)'}: {re.split('[,;(]', use)[0].rstrip()}"
+            f"{name or '(no name)'}: {re.split(', |[;(]', use)[0].rstrip()}"
             for name, use in dataset.columns
         )
         print(f"jax-gnn: columns: {'; '.join(brief)}", file=sys.stderr)

@@ -105,7 +105,9 @@ def find_id(columns: Collection[str], kind: str = "") -> str:
     for words in (_ID_WORDS[0], (word, word + "id") if word else (), *_ID_WORDS[1:]):
         if name := find(columns, words, _ID):
             return name
-    raise ValueError(f"expected the column id, got {', '.join(columns)}")
+    raise ValueError(
+        f"expected the column id, got {', '.join(columns)}; call the column that names the nodes id"
+    )
 
 
 def find(columns: Collection[str], words: Collection[str], documented: str) -> str:

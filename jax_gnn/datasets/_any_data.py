@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_gnn.datasets._dataset import NodeDataset
+from jax_gnn.datasets._layouts import SUFFIXES
 from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
 
 KNOWN = "; known are "  # precedes the list of formats in the error of a loader
@@ -64,6 +65,13 @@ def _unknown(source: str, errors: list[str]) -> str:
     words = {
         word: name for name in reversed(known_formats()) for word in name.split() if "." in word
     }
+    # Tables of other names: their suffixes alone make them near.
+    stems = {word.partition(".")[0] for word in words}
+    tables = [name for name in names if name.partition(".")[2] in SUFFIXES]
+    tables = [n for n in tables if not get_close_matches(n.partition(".")[0], stems, 1, 0.7)]
+    names = [name for name in names if name not in tables]
     near = [words[word] for name in names for word in get_close_matches(name, words, 1, 0.5)]
     nearest = f"; nearest is {near[0]}" if near else ""
+    if tables and not near:
+        nearest = "; tables of a folder are named nodes.csv and edges.csv, triples train.txt"
     return f"{problem}{nearest}; jax-gnn data --help lists what is known"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, register_serialization
 from jax_gnn.relational import edges_of
 from jax_gnn.sampling._rows import values_of
+
+Rows = TypeVar("Rows")
 
 
 @public
@@ -102,8 +104,8 @@ class Blocks:
 
         Args:
             values: ``(num_nodes, *features)``, such as features, one row for each node of the
-                sampled graph; or by node type, in the order of types, one row for each node of the
-                type, or None if the type has no features.
+                sampled graph; or by node type one row for each node of the type, or None if the
+                type has no features. Types without names must be in their order.
 
         Returns:
             ``(graphs[0].num_src, *features)`` in the dtype of ``values``, zeros for padding. If
@@ -119,10 +121,7 @@ class Blocks:
         """
         if not isinstance(values, Mapping):
             return values_of(self.node_ids, values)
-        names, is_small = self.node_type_names, self.few_nodes()
-        if len(values) != len(is_small) or (names is not None and tuple(values) != names):
-            expected = f"the types {names}" if names else f"{len(is_small)} types"
-            raise ValueError(f"values must be by {expected} in that order, got {', '.join(values)}")
+        values, is_small = self._in_order_of_types(values), self.few_nodes()
         result: dict[str, Array | None] = {}
         for (name, rows), places, small in zip(
             values.items(), self.places_of_types(), is_small, strict=True
@@ -144,16 +143,16 @@ class Blocks:
         """Expand rows by type, as of :meth:`node_values`, to one row for each source.
 
         Args:
-            values: by type, in the order of types, one row for each source, or for each node of a
-                type that has fewer.
+            values: by type one row for each source, or for each node of a type that has fewer.
+                Types without names must be in their order.
 
         Returns:
             By type ``(graphs[0].num_src, *features)``.
 
         Raises:
-            ValueError: there are more or fewer types than the graph has, or another number of rows.
+            ValueError: the types are not those of the graph, or there is another number of rows.
         """
-        sources = self.node_ids.shape[0]
+        values, sources = self._in_order_of_types(values), self.node_ids.shape[0]
         sizes = self.node_type_sizes or (sources,)
         result = {}
         for (name, rows), places, size in zip(
@@ -167,6 +166,14 @@ class Blocks:
                 )
             result[name] = rows if len(rows) == sources else values_of(places, rows)
         return result
+
+    def _in_order_of_types(self, values: Mapping[str, Rows]) -> Mapping[str, Rows]:
+        """Return values in the order of the node types: ``jax.jit`` sorts the keys of dicts."""
+        names, sizes = self.node_type_names, self.node_type_sizes or (0,)
+        if len(values) != len(sizes) or (names is not None and {*values} != {*names}):
+            expected = f"the types {names}" if names else f"{len(sizes)} types"
+            raise ValueError(f"values must be by {expected}, got {', '.join(values)}")
+        return values if names is None else {name: values[name] for name in names}
 
     def __repr__(self) -> str:
         try:

@@ -77,8 +77,9 @@ def hgt_subgraph(
     arguments.check_instance("graph", graph, HeteroGraph)
     graph = replace(graph, relational=graph.relational.check(), graphs=())
     joined = join_seeds(graph, seeds)
-    stops = np.cumsum([np.shape(ids)[0] for ids in seeds.values()], dtype=int)
-    by_type = dict(zip(seeds, jnp.split(joined, stops[:-1]), strict=True)) if seeds else {}
+    types = [name for name in graph.node_types if name in seeds]  # the order of `join_seeds`
+    stops = np.cumsum([np.shape(seeds[name])[0] for name in types], dtype=int)
+    by_type = dict(zip(types, jnp.split(joined, stops[:-1]), strict=True)) if types else {}
     columns = tuple(by_type.get(name, joined[:0]) for name in graph.node_types)
     layers = _check_layers("num_nodes", num_nodes, graph.node_types)
     words = key_words("key", key)

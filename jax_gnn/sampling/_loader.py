@@ -180,7 +180,8 @@ def neighbor_batches(
         graph: graph with arrays of the host: built inside :func:`jax_gnn.host_arrays`, or of memory
             maps. Nodes of a :class:`jax_gnn.HeteroGraph` are those of ``graph.relational``.
         seeds: ``(count,)`` integers, the nodes of an epoch, which may repeat; for a
-            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated.
+            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated in the
+            order of ``graph.node_types``.
         batch_size: number of seeds of a batch.
         fanouts: as for :func:`sample_neighbors`.
         x: ``(num_nodes, *features)`` of numpy, or a pytree of such; rows of all sources are
@@ -280,8 +281,8 @@ def _check_rows(name: str, values: object, size: int) -> None:
 
 
 def _check_types(x: object, sizes: Mapping[str, int]) -> None:
-    """Raise an error unless x has rows of all node types, in their order."""
-    if not isinstance(x, Mapping) or [*x] != [*sizes]:
+    """Raise an error unless x has rows of all node types."""
+    if not isinstance(x, Mapping) or {*x} != {*sizes}:
         got = ", ".join(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
         raise ValueError(f"x must be a mapping by the types {', '.join(sizes)}, got {got}")
     for name, rows in x.items():

@@ -97,7 +97,8 @@ def sample_neighbors(
             nodes of ``graph.relational``: ``graph.join(x_dict)[blocks.node_ids]``.
         seeds: ``(num_seeds,)`` integers, the nodes whose outputs are computed. -1, as any id out of
             range, is padding and has no neighbours. Seeds may repeat. For a
-            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated.
+            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated in the
+            order of ``graph.node_types``, which results and ``seed_time`` have, too.
         fanouts: number of edges to draw into each node, for each layer, that of the seeds first;
             -1 is as many as any node has, for a graph that is not traced.
             With relations, a number is for all relations together, and edges of a

@@ -82,22 +82,28 @@ class Relations(NamedTuple):
 
 
 def join_seeds(graph: HeteroGraph, seeds: object) -> Any:
-    """Return seeds by type as ids of nodes of all types, in the order of the mapping."""
+    """Return seeds by type as ids of nodes of all types, in the order of the graph's types.
+
+    The order of the mapping does not count: ``jax.jit`` sorts the keys of dicts.
+    """
     if not isinstance(seeds, Mapping):
         raise TypeError(
             "seeds must be a mapping by node type, such as {'paper': [0, 1]}, got "
             f"{arguments.described(seeds)}"
         )
-    joined = []
-    for name, ids in seeds.items():
+    for name in seeds:
         if name not in graph.slices:
             names = ", ".join(map(repr, graph.slices))
             raise ValueError(
                 f"seeds has the node type {name!r}, which is none of the graph's: {names}, got "
                 f"{', '.join(map(repr, seeds))}"
             )
-        rows, label = graph.slices[name], f"seeds[{name!r}]"
-        ids = arguments.to_array(label, ids)
+    joined = []
+    for name, rows in graph.slices.items():
+        if name not in seeds:
+            continue
+        label = f"seeds[{name!r}]"
+        ids = arguments.to_array(label, seeds[name])
         ids = arguments.check_ids(label, ids, traced=isinstance(ids, jax.Array))
         valid = in_range(ids, rows.stop - rows.start)
         joined.append(namespace(ids).where(valid, ids + rows.start, PADDING))
