@@ -136,11 +136,11 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
         return (np.random.default_rng(0).permutation(num_nodes) % num_parts).astype(np.int32)
     if method == "contiguous":
         # Boundaries split nodes and edges evenly, with equal weight.
-        position, centre = np.arange(num_nodes) + 0.5, (indptr[1:] + indptr[:-1]) / 2
+        position, centre = np.arange(num_nodes) + 0.5, indptr[:-1] + np.diff(indptr) / 2
         share = (position / num_nodes + centre / max(indptr[-1], 1)) / (2 if indptr[-1] else 1)
         return cast(np.ndarray, np.minimum(share * num_parts, num_parts - 1).astype(np.int32))
     parts = np.empty(num_nodes, np.int32)
-    is_given = method == "metis"
+    is_given = method == "metis" and num_nodes > 0
     if is_given:
         parts[:] = _metis(edges, num_parts)
     # Neighbours in one direction suffice for a symmetric graph.
@@ -313,7 +313,9 @@ class SplitArgs(NamedTuple):
                 edges = Adjacency.of_incidences(graph.graph, joined=joined)
             else:
                 edges = Adjacency.of(edges_of(graph))
-            parts = partition_nodes(edges, num_parts, method)
+            # Ranges of joined ids would separate nodes from hyperedges.
+            is_auto = joined and method == "auto"
+            parts = partition_nodes(edges, num_parts, "multilevel" if is_auto else method)
             if incidences is not None and joined:
                 node_parts, hyperedge_parts = np.split(parts, [incidences.num_src])
                 return cls(graph, num_parts, node_parts, hyperedge_parts)
