@@ -63,8 +63,8 @@ def from_relbench(
         raise TypeError(f"database must be tables by name, got {type(database).__name__}")
     records = {name: _record(name, table) for name, table in tables.items()}
     columns = [f"{name}.{column}" for name, (frame, *_) in records.items() for column in frame]
-    if unknown := titles.difference(columns):
-        raise ValueError(f"categorical must be of the columns {columns}, got {unknown.pop()!r}")
+    if others := titles.difference(columns):
+        raise ValueError(f"categorical must be of the columns {columns}, got {others.pop()!r}")
     nodes: dict[str, Any] = {}
     names: dict[str, Any] = {}
     values, report = {}, []
