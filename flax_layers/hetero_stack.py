@@ -139,8 +139,7 @@ def to_hetero(
         The model, whose call takes a `jax_gnn.HeteroGraph` and features by type.
 
     Raises:
-        TypeError: The model is of layers that take no pair of features, or the graph has no edge
-            types.
+        TypeError: The model's layers take no pair of features, or an edge type is no triple.
         ValueError: A node type of an edge has no features, the reduction is unknown, or no edge
             type joins nodes with features in a layer.
 
@@ -163,19 +162,15 @@ def to_hetero(
             "model must be a SAGE, GAT, GATv2 or GraphTransformer, or a convolution of these, "
             f"which take features of sources and destinations, got {described(model)}"
         )
-    if isinstance(graph, HeteroGraph):
-        graph = graph.edge_types
-    edge_types = tuple(graph) if isinstance(graph, Iterable) else (graph,)
+    edge_types = graph.edge_types if isinstance(graph, HeteroGraph) else tuple(graph)
     for key in edge_types:
         if not isinstance(key, tuple) or len(key) != 3:
             raise TypeError(
                 f"graph must be edge types (source type, relation, destination type), got {key!r}"
             )
     widths: dict[str, Any] = {
-        name: int(size)
-        if isinstance(size, Integral)
-        else as_array(f"in_features[{name!r}]", size).shape[-1]
-        for name, size in in_features.items()
+        name: x if isinstance(x, Integral) else as_array(f"in_features[{name!r}]", x).shape[-1]
+        for name, x in in_features.items()
     }
     for key in edge_types:
         for name in (key[0], key[2]):
@@ -193,10 +188,7 @@ def to_hetero(
                 sizes = widths[key[0]], widths[key[2]]
                 convs[key] = type(conv)(sizes, conv.out_features, **options)
         if not convs:
-            raise ValueError(
-                f"graph must have edge types whose ends have features in layer {number}, got "
-                f"{edge_types}"
-            )
+            raise ValueError(f"graph must have edge types for layer {number}, got {edge_types}")
         layers[f"conv{number}"] = HeteroConv(convs, reduce=reduce)
         widths = {key[2]: conv.out_features for key in convs}
     if stack is None:

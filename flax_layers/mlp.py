@@ -127,9 +127,7 @@ class InnerProductDecoder(nnx.Module):
         """Return the scores, ``(*pairs,)``, of features of both ends, ``(*pairs, features)``."""
         x, y = as_array("src", src), as_array("dst", dst)
         if not x.ndim or x.shape != y.shape:
-            raise ValueError(
-                f"src and dst must be of one shape (..., features), got {x.shape} and {y.shape}"
-            )
+            raise ValueError(f"src and dst must be of one shape, got {x.shape} and {y.shape}")
         return (x * y).sum(-1)
 
 
@@ -161,7 +159,6 @@ class MLPDecoder(LinearOptions):
         pairs, sizes = x.shape[:-1], endpoint_sizes(self.in_features)
         if not pairs or (x.shape, y.shape) != tuple((*pairs, size) for size in sizes):
             raise ValueError(
-                f"src and dst must be (pairs, in_features) with in_features = {self.in_features}, "
-                f"got shapes {x.shape} and {y.shape}"
+                f"src and dst must be (pairs, {sizes}), got shapes {x.shape} and {y.shape}"
             )
         return self.mlp(jnp.concatenate(promote((x, y), self.dtype), -1))[..., 0]

@@ -126,7 +126,7 @@ def test_one_convolution(edges, x):
             lambda r: to_hetero(SAGEConv(1, 8, rngs=r), "ap", WIDTHS, rngs=r),
             "edge types .* got 'a'",
         ),
-        (lambda r: to_hetero(SAGE(1, 8, 5, rngs=r), TYPES[:1], WIDTHS, rngs=r), "in layer 2, got"),
+        (lambda r: to_hetero(SAGE(1, 8, 5, rngs=r), TYPES[:1], WIDTHS, rngs=r), "for layer 2, got"),
         (
             lambda r: to_hetero(SAGEConv(1, 8, rngs=r), TYPES, WIDTHS, reduce="concat", rngs=r),
             "reduce must be",

@@ -36,12 +36,9 @@ std::pair<std::vector<Index>, int64_t> cluster(const ParallelFor& parallel_for, 
     if (graph.degree(node) > 0) continue;
     // Nodes without neighbours join each other: they would stay alone, and end the levels early.
     Index& label = lone[parts == nullptr ? 0 : parts[node]];
-    if (label >= 0 && fits(loads[label] + loads[node], limit)) {
-      loads[label] = loads[label] + loads[node];
-      labels[node] = label;
-    } else {
-      label = static_cast<Index>(node);
-    }
+    if (label < 0 || !fits(loads[label] + loads[node], limit)) label = static_cast<Index>(node);
+    if (label != node) loads[label] = loads[label] + loads[node];
+    labels[node] = label;
   }
   std::vector<int64_t> grown(graph.size);  // the last block in which a cluster grew
   int64_t moves = graph.size;

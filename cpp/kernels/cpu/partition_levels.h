@@ -11,8 +11,7 @@
 namespace jax_gnn::cpu {
 
 constexpr int64_t kAll = INT64_MAX / 2;
-constexpr int64_t kSample =
-    24;  // neighbours of a half that a node of the graph chooses its cluster by
+constexpr int64_t kSample = 24;  // neighbours of a half that a node chooses its cluster by
 constexpr int64_t kBlocks = 64, kTask = 1024;
 
 inline Load operator+(Load a, Load b) { return {a.nodes + b.nodes, a.edges + b.edges}; }
