@@ -63,6 +63,15 @@ def test_nodes_of_dense_hypergraphs_are_balanced(rng):
     assert np.bincount(args.node_parts, minlength=4).min() > 50
 
 
+def test_metis_ignores_ids_out_of_range():
+    """METIS gets the same graph without these ids, of which scipy would read beyond its arrays."""
+    pytest.importorskip("pymetis")
+    graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+    garbage = np.array([1 << 30, -(1 << 31), 3, -1], np.int32)
+    parts = partition(Graph(**{**vars(graph), "cols": garbage, "t_cols": garbage}), 2, "metis")
+    assert set(parts) <= {0, 1}
+
+
 def test_partitions_of_extreme_sizes():
     """Graphs without nodes have parts, and offsets near the end of int32 are no overflow."""
     empty = Adjacency.of(Graph.from_edges([], [], num_nodes=0))

@@ -271,10 +271,11 @@ def _metis(edges: Adjacency, num_parts: int) -> np.ndarray:
         ) from error
     import scipy.sparse
 
-    # METIS takes symmetric graphs without self-loops.
+    # METIS takes symmetric graphs without self-loops; scipy checks no ids.
     indptr = edges.indptr
     size, num_edges = len(indptr) - 1, int(indptr[-1])
-    values = np.ones(num_edges, bool), edges.cols[:num_edges], indptr
+    is_edge = in_range(edges.cols[:num_edges], size)
+    values = is_edge, np.where(is_edge, edges.cols[:num_edges], 0), indptr
     matrix = scipy.sparse.csr_array(values, shape=(size, size))
     symmetric = (matrix + matrix.T).tocsr()
     symmetric.setdiag(0)
