@@ -176,6 +176,10 @@ class GINConv(GINOptions, Convolution):
             options = {"mask": mask, **dropout_arguments(deterministic, rngs)}
             names = inspect.signature(self.mlp).parameters
             y = self.mlp(aggregate(rows), **{k: v for k, v in options.items() if k in names})
+            if y.shape[-1:] != (self.out_features,):
+                raise ValueError(
+                    f"mlp must return out_features = {self.out_features}, got shape {y.shape}"
+                )
             return finished(y, None, activation)
         x, kernel, bias = self._operands(x, graph)
         first: Activation | None = None if self.batch_norm is not None else "relu"
@@ -232,7 +236,7 @@ class GIN(GINOptions, Stack):
     def _calls(
         self, graph: Structure | Blocks, arguments: tuple[object, ...], named: dict[str, object]
     ) -> list[tuple[Any, tuple[object, ...], dict[str, object]]]:
-        if not isinstance(graph, Blocks) or self.mlp_norm is self.mlp is None:
+        if not isinstance(graph, Blocks):
             return super()._calls(graph, arguments, named)
         # The sources of a block are the first sources of the block before.
         mask: Any = named.pop("node_mask", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, field
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import jax
@@ -86,13 +87,18 @@ class HeteroStack(Layer):
         """
         check_instance("graph", graph, HeteroGraph)
         check_instance("x_dict", x_dict, Mapping)
+        arguments = {} if arguments is None else arguments
+        check_instance("arguments", arguments, Mapping)
+        layers: Named = self.layers  # type: ignore[attr-defined]  # see __post_init__
+        for key in arguments:
+            if not any(key in layer.edge_types for layer in layers.members):
+                raise ValueError(f"arguments must be by edge types of the layers, got {key!r}")
         dropout: Any = dropout_arguments(deterministic, rngs)
         activate = getattr(jax.nn, self.hidden_activation)
         y: Any = {
             name: self.input_dropout(as_array(f"x_dict[{name!r}]", x), **dropout)
             for name, x in x_dict.items()
         }
-        layers: Named = self.layers  # type: ignore[attr-defined]  # see __post_init__
         for number, layer in enumerate(layers.members):
             if number:
                 y = {key: self.dropout(activate(rows), **dropout) for key, rows in y.items()}
@@ -101,7 +107,7 @@ class HeteroStack(Layer):
                 # Arguments keep convolutions from running as one product.
                 takes = inspect.signature(layer.convolutions[key]).parameters
                 values = {k: v for k, v in dropout.items() if k in takes and v is not None}
-                values |= (arguments or {}).get(key, {})
+                values |= arguments.get(key, {})
                 options |= {key: values} if values else {}
             y = layer(graph, y, options)
         return dict(y)
@@ -133,8 +139,9 @@ def to_hetero(
         The model, whose call takes a `jax_gnn.HeteroGraph` and features by type.
 
     Raises:
-        TypeError: The model is of layers that take no pair of features.
-        ValueError: A node type of an edge has no features, or the reduction is unknown.
+        TypeError: The model's layers take no pair of features, or an edge type is no triple.
+        ValueError: A node type of an edge has no features, the reduction is unknown, or no edge
+            type joins nodes with features in a layer.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1], [0, 2]]}
@@ -156,9 +163,14 @@ def to_hetero(
             f"which take features of sources and destinations, got {described(model)}"
         )
     edge_types = graph.edge_types if isinstance(graph, HeteroGraph) else tuple(graph)
+    for key in edge_types:
+        if not isinstance(key, tuple) or len(key) != 3:
+            raise TypeError(
+                f"graph must be edge types (source type, relation, destination type), got {key!r}"
+            )
     widths: dict[str, Any] = {
-        name: size if isinstance(size, int) else as_array(f"in_features[{name!r}]", size).shape[-1]
-        for name, size in in_features.items()
+        name: x if isinstance(x, Integral) else as_array(f"in_features[{name!r}]", x).shape[-1]
+        for name, x in in_features.items()
     }
     for key in edge_types:
         for name in (key[0], key[2]):
@@ -175,6 +187,8 @@ def to_hetero(
             if key[0] in widths and key[2] in widths:
                 sizes = widths[key[0]], widths[key[2]]
                 convs[key] = type(conv)(sizes, conv.out_features, **options)
+        if not convs:
+            raise ValueError(f"graph must have edge types for layer {number}, got {edge_types}")
         layers[f"conv{number}"] = HeteroConv(convs, reduce=reduce)
         widths = {key[2]: conv.out_features for key in convs}
     if stack is None:

@@ -23,7 +23,7 @@ from flax_layers._base import (
     promote,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
-from flax_layers.norms import NodeBatchNorm
+from flax_layers.norms import NodeBatchNorm, check_mask
 from jax_gnn.extend import as_array, check_choice
 
 Norm = Literal["batch_norm"]
@@ -102,6 +102,8 @@ class MLP(LinearOptions):
         y: Any = as_array("x", x)
         if y.ndim < 2 or y.shape[-1] != self.features[0]:
             raise ValueError(f"x must be (rows, ..., {self.features[0]}), got shape {y.shape}")
+        if mask is not None:
+            mask = check_mask("mask", mask, y.shape[0])
         dropout = dropout_arguments(deterministic, rngs)
         for number, layer in enumerate(self.layers[:-1]):
             # The ReLU is part of the product's kernel unless a norm comes between.
@@ -147,15 +149,16 @@ class MLPDecoder(LinearOptions):
     hidden_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_positive(hidden_features=self.hidden_features)
         features = [sum(endpoint_sizes(self.in_features)), self.hidden_features, 1]
         self.mlp = MLP(features, mlp_norm=None, **factory._asdict())
 
     def __call__(self, src: ArrayLike, dst: ArrayLike) -> Array:
         """Return the scores, ``(pairs,)``, of features of both ends, ``(pairs, in_features)``."""
         x, y = as_array("src", src), as_array("dst", dst)
-        if (x.shape[-1:], y.shape[-1:]) != tuple((n,) for n in endpoint_sizes(self.in_features)):
+        pairs, sizes = x.shape[:-1], endpoint_sizes(self.in_features)
+        if not pairs or (x.shape, y.shape) != tuple((*pairs, size) for size in sizes):
             raise ValueError(
-                f"src and dst must have in_features = {self.in_features}, got shapes {x.shape} "
-                f"and {y.shape}"
+                f"src and dst must be (pairs, {sizes}), got shapes {x.shape} and {y.shape}"
             )
         return self.mlp(jnp.concatenate(promote((x, y), self.dtype), -1))[..., 0]

@@ -161,7 +161,7 @@ class NodeBatchNorm(_Norm):
         check_features(rows, count, self.num_features)
         mask = jnp.ones(count, bool)
         if batch is not None:  # padding is 0, so that sums need no mask
-            mask = check_mask("the mask of rows", batch, count)
+            mask = check_mask("batch", batch, count)
             rows = jnp.where(row_wise(mask, rows), rows, jnp.zeros((), rows.dtype))
         params = self.scale[...], self.bias[...]
         return mask, *dtypes.promote_dtype((rows, *params), dtype=self.dtype)

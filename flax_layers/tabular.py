@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Named, check_positive, check_types, linear, promote
+from flax_layers._base import Named, check_positive, check_types, check_vector, linear, promote
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn.extend import accumulator_dtype, as_array, check_instance, described, row_wise, take
 from jax_gnn.sampling import Blocks
@@ -28,9 +28,9 @@ SECONDS_PER_DAY = 86400
 class TableEncoder(LinearOptions):
     """Encoder of a table's rows: the sum of an encoding of each column, as in PyTorch Frame.
 
-    Hu et al., arXiv 2404.00776. Numbers are standardised, and 0 where missing; parts of times that
-    come again have sine and cosine; these and given embeddings go through a linear map. Each
-    category has an embedding of its own, the missing one, too.
+    Hu et al., arXiv 2404.00776. Numbers are standardised, and 0 where missing; each cycle of a date
+    becomes a sine and a cosine; a linear map takes these and the given embeddings. Each category of
+    a column has an embedding, and so has a missing category.
 
     Attributes:
         out_features: Features per row of the output.
@@ -62,8 +62,10 @@ class TableEncoder(LinearOptions):
             out_features: Features per row of the output.
             **options: Further arguments of the class, such as `rngs`.
         """
+        check_instance("table", table, Mapping)
         rows = {kind: np.asarray(table.get(kind, np.zeros((0, 0)))) for kind in KINDS}
-        known = [column[np.isfinite(column)] for column in rows["numbers"].T]
+        # In float64 squares do not overflow, and equal numbers have no deviation.
+        known = [column[np.isfinite(column)].astype(float) for column in rows["numbers"].T]
         return cls(
             out_features,
             numbers=tuple(
@@ -89,10 +91,10 @@ class TableEncoder(LinearOptions):
 
         Args:
             table: Arrays by kind of column, as `jax_gnn.convert.from_relbench` makes them:
-                ``numbers`` ``(rows, columns)``, NaN if missing; ``categories`` ``(rows, columns)``
-                integers, -1 if missing or new; ``cycles`` ``(rows, columns, 6)``, shares of the
-                year, month, week, day, hour and minute, NaN if missing; ``embeddings`` ``(rows,
-                features)``. Others are ignored.
+                ``numbers`` ``(rows, columns)``, NaN or infinite if missing; ``categories`` ``(rows,
+                columns)`` integers, -1 if missing or new; ``cycles`` ``(rows, columns, 6)``, shares
+                of the year, month, week, day, hour and minute, NaN if missing; ``embeddings``
+                ``(rows, features)``. Other kinds are ignored.
 
         Raises:
             ValueError: A kind of columns is missing, or has another number of columns.
@@ -117,7 +119,8 @@ class TableEncoder(LinearOptions):
             columns.append(rows["embeddings"])
         if not columns:
             columns.append(jnp.zeros((len(next(iter(rows.values()), ())), 1), self.param_dtype))
-        x = jnp.nan_to_num(jnp.concatenate(promote(tuple(columns), None), 1))
+        x = jnp.concatenate(promote(tuple(columns), None), 1)
+        x = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
         terms, start = [linear(self.map, x)], 0
         for column, size in enumerate(self.num_categories):
             ids = rows["categories"][:, column]
@@ -192,7 +195,8 @@ class DatabaseModel(nnx.Module):
             **named: Further arguments of the model, such as `deterministic` and `rngs`.
 
         Raises:
-            ValueError: Tables and encoders differ, or as `TableEncoder` and the model.
+            ValueError: Tables and encoders differ, `seed_time` has another shape, or as of
+                `TableEncoder` and the model.
         """
         check_instance("blocks", blocks, Blocks)
         names, types = blocks.node_type_names, self.encoders.names
@@ -205,13 +209,15 @@ class DatabaseModel(nnx.Module):
                 "seed_time must be None unless blocks are sampled by it, and tables have a time, "
                 f"got {described(seed_time)}"
             )
+        if seed_time is not None:
+            seconds = check_vector("seed_time", seed_time, "num_seeds", blocks.graphs[-1].num_dst)
         y: Any = 0
         for name, places in zip(types, blocks.places_of_types(), strict=True):
             # Sources of other tables have the place -1, for which zeros are taken.
             rows = {kind: take(jnp.asarray(a), places) for kind, a in tables[name].items()}
             encoded = self.encoders[name](rows)
             if seed_time is not None:
-                times = take(as_array("seed_time", seed_time), blocks.seed_ids).astype(float)
+                times = take(seconds, blocks.seed_ids).astype(float)
                 is_known = rows["time"] > np.iinfo(np.int32).min
                 age = jnp.where(is_known, times - rows["time"].astype(float), 0)
                 days = jnp.log1p(jnp.maximum(age, 0) / SECONDS_PER_DAY)

@@ -58,6 +58,9 @@ def test_tables_become_a_graph():
     assert np.isnan(orders["cycles"][2]).all()
     assert [*data.categories["users.country"]] == ["de", "fr"]
     np.testing.assert_array_equal(data.node_names["users"], [7, 9, 5])
+    orders = pd.DataFrame({"at": np.array(["1800-01-01", "9999-12-31"], "datetime64[s]")})
+    far = from_relbench({"a.orders": {"df": orders, "time_col": "at"}}, categorical="a.orders.at")
+    np.testing.assert_array_equal(far.nodes["a.orders"]["time"], [NEVER + 1, -NEVER - 1])
     few = from_relbench(tables(), max_categories=1)
     assert "users.country is left out: text of 2 values" in few.report
 
@@ -86,6 +89,12 @@ def test_classes_of_relbench():
         ({"orders__time_col": "status"}, "orders.status must be dates, got int64"),
         ({"orders__fkey_col_to_pkey_table": {"user": "shops"}}, "lead to a table .*'shops'"),
         ({"orders__df": [1, 2]}, "orders must have a data frame df"),
+        ({"users__df": pd.DataFrame({"id": [1], "a": [{}]})}, "users.a must be numbers"),
+        (
+            {"users__df": pd.DataFrame({"id": [1, 2], "a": [[1], [2, 3]]})},
+            "users.a must be .* same",
+        ),
+        ({"orders__fkey_col_to_pkey_table": ["user"]}, "orders must have tables by foreign key"),
     ],
 )
 def test_errors_of_tables(changes, message):
@@ -93,7 +102,7 @@ def test_errors_of_tables(changes, message):
         from_relbench(tables(**changes))
     with pytest.raises(TypeError, match="database must be tables by name, got int"):
         from_relbench(3)
-    with pytest.raises(ValueError, match=r"categorical must be of the tables .*'shops'"):
+    with pytest.raises(ValueError, match=r"categorical must be of the columns .*'shops"):
         from_relbench(tables(), categorical="shops.size")
 
 
@@ -124,6 +133,11 @@ def test_encoder_is_its_formula(tmp_path, dtype):
     assert np.isfinite(np.asarray(encoder(changed), np.float32)).all()
     with pytest.raises(ValueError, match=r"table\['numbers'\] must have 2 columns, got none"):
         encoder({"time": table["time"]})
+    numbers = np.float32([[0.1, 1e30], [0.1, 2e30], [0.1, np.inf]])
+    encoder = TableEncoder.of({"numbers": numbers}, 8, rngs=nnx.Rngs(0))
+    assert encoder.numbers[0][1] == 1 and np.isfinite(encoder.numbers).all()
+    got = encoder({"numbers": np.float32([[0.1, np.inf]])})
+    np.testing.assert_array_equal(got, encoder({"numbers": np.full((1, 2), np.nan)}))
     empty = TableEncoder.of({"time": table["time"]}, 8, rngs=nnx.Rngs(0))  # keys alone
     assert not np.asarray(empty({"time": table["time"]})).any()  # the bias
 
@@ -154,6 +168,10 @@ def test_model_reads_no_later_rows(tmp_path):
     np.testing.assert_array_equal(predict(loaded, data.nodes, late), after)
     blocks = sample_neighbors(graph, {"users": [1]}, (9,), jax.random.key(0))
     with pytest.raises(ValueError, match="seed_time must be None unless"):
+        model(blocks, data.nodes, np.full(1, late))
+    times = {"edge_time": edge_time, "seed_time": np.full(2, late, np.int32)}
+    blocks = sample_neighbors(graph, {"users": [0, 1]}, (9, 9), jax.random.key(0), **times)
+    with pytest.raises(ValueError, match=r"seed_time must have shape \(num_seeds,\) = \(2,\), got"):
         model(blocks, data.nodes, np.full(1, late))
     with pytest.raises(ValueError, match="tables lacks the type 'orders'"):
         model(blocks, {"users": data.nodes["users"]})

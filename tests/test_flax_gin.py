@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jax_gnn
-from flax_layers import GIN, MLP, GINConv, GraphClassifier
+from flax_layers import GIN, MLP, GINConv, GraphClassifier, MLPDecoder
 from jax_gnn import Graph, batch
 from jax_gnn.sampling import sample_neighbors
 from jax_gnn.sharding import shard_graph
@@ -95,6 +95,10 @@ def test_padding_of_blocks_does_not_count(graph, x):
     )
     with_padding, without = (model(b, b.node_values(x)) for b in blocks)
     np.testing.assert_allclose(with_padding[1:], without, rtol=1e-4, atol=1e-5)
+    plain, (block, _) = GIN(WIDTH, 6, 3, num_layers=2, rngs=nnx.Rngs(0)), blocks
+    rows = block.node_values(x)
+    masked = plain(block, rows, node_mask=block.node_ids >= 0, deterministic=True)
+    np.testing.assert_array_equal(masked, plain(block, rows, deterministic=True))
 
 
 def test_classifier_of_graphs_masks_padding(graph, x):
@@ -132,6 +136,10 @@ def test_wrong_statistics_are_refused(graph, x):
     np.testing.assert_allclose(got, model(graph, x, deterministic=True), rtol=1e-5, atol=1e-5)
 
 
+def one_node(conv):
+    return conv(Graph.from_edges([0], [0], num_nodes=1), jnp.ones((1, 4)))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -142,11 +150,20 @@ def test_wrong_statistics_are_refused(graph, x):
             "mlp_norm must be None",
         ),
         (lambda r: GINConv(4, 8, mlp=lambda i, o, r: 3, rngs=r), "must be a .*Module"),
+        (
+            lambda r: one_node(GINConv(4, 8, mlp=own_mlp(4, 5, r), rngs=r)),
+            "return out_features = 8",
+        ),
         (lambda r: GIN(4, 8, 2, mlp=own_mlp(4, 8, r), rngs=r), "a MLP, which the layers"),
         (lambda r: MLP([4], rngs=r), "features must be sizes"),
         (lambda r: MLP([4, 0], rngs=r), r"features\[1\] must be positive"),
         (lambda r: MLP([4, 2], rngs=r)(jnp.ones((3, 5))), r"x must be \(rows, ..., 4\)"),
         (lambda r: MLP([4, 3, 2], rngs=r)(jnp.ones((3, 4)), mask=jnp.ones(3)), "of bool"),
+        (lambda r: MLPDecoder(4, 0, rngs=r), "hidden_features must be positive"),
+        (
+            lambda r: MLPDecoder(4, 2, rngs=r)(jnp.ones((3, 4)), jnp.ones((2, 4))),
+            "src and dst must",
+        ),
     ],
 )
 def test_errors(make, message):

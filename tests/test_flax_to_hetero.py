@@ -110,6 +110,9 @@ def test_one_convolution(edges, x):
     conv = GATConv(1, 8, heads=2, rngs=nnx.Rngs(0))
     y = to_hetero(conv, graph, x, rngs=nnx.Rngs(0))(graph, x)
     assert {key: rows.shape for key, rows in y.items()} == {"a": (5, 8), "p": (7, 8)}
+    stack = to_hetero(conv, TYPES, {k: np.int64(n) for k, n in WIDTHS.items()}, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"arguments must be by edge types .* got \('a', 'w'"):
+        stack(graph, x, {("a", "w", "p"): {}})
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,11 @@ def test_one_convolution(edges, x):
         (lambda r: to_hetero(SAGE, TYPES, WIDTHS, rngs=r), "must be a SAGE, GAT"),
         (lambda r: to_hetero(SAGEConv(1, 8, rngs=r), TYPES, {"a": 4}, rngs=r), "lacks the type 'p"),
         (lambda r: to_hetero(SAGEConv(1, 8, rngs=r), TYPES, 4, rngs=r), "in_features must be"),
+        (
+            lambda r: to_hetero(SAGEConv(1, 8, rngs=r), "ap", WIDTHS, rngs=r),
+            "edge types .* got 'a'",
+        ),
+        (lambda r: to_hetero(SAGE(1, 8, 5, rngs=r), TYPES[:1], WIDTHS, rngs=r), "for layer 2, got"),
         (
             lambda r: to_hetero(SAGEConv(1, 8, rngs=r), TYPES, WIDTHS, reduce="concat", rngs=r),
             "reduce must be",

@@ -38,13 +38,14 @@ def from_relbench(
         if missing, years of dates among them; ``categories`` (rows, columns) int32, -1 if missing;
         ``cycles`` (rows, columns, 6) float32, shares of dates in the year, month, week, day, hour
         and minute; ``embeddings`` (rows, features) float32, of columns of lists. ``time`` (rows,)
-        int64, and ``edges[type]["time"]``, the later of both ends, are seconds since 1970, the
-        least int32 without time. ``node_names[table]`` has primary keys, or None, and
-        ``categories["table.column"]`` the values of numbers.
+        int64, and ``edges[type]["time"]``, the later of both ends, are seconds since 1970, clipped
+        to int32, whose least value stands for no time. ``node_names[table]`` has primary keys, or
+        None, and ``categories["table.column"]`` the values by category.
 
     Raises:
         ImportError: pandas is not installed.
-        TypeError: a table is no mapping with a data frame, or times are no dates.
+        TypeError: a table is no mapping with a data frame, times are no dates, or a column has
+            values of another kind.
         ValueError: a column or table is not there, or primary keys are missing or repeated.
 
     Example:
@@ -56,19 +57,19 @@ def from_relbench(
         {'users': 2, 'visits': 3}
     """
     pandas = package("pandas", "pandas")
-    given = {categorical} if isinstance(categorical, str) else {*categorical}
+    titles = {categorical} if isinstance(categorical, str) else {*categorical}
     tables = getattr(database, "table_dict", database)
     if not isinstance(tables, Mapping):
         raise TypeError(f"database must be tables by name, got {type(database).__name__}")
     records = {name: _record(name, table) for name, table in tables.items()}
-    if others := sorted({title.partition(".")[0] for title in given} - set(tables)):
-        raise ValueError(f"categorical must be of the tables {[*tables]}, got {others[0]!r}")
+    columns = [f"{name}.{column}" for name, (frame, *_) in records.items() for column in frame]
+    if others := titles.difference(columns):
+        raise ValueError(f"categorical must be of the columns {columns}, got {others.pop()!r}")
     nodes: dict[str, Any] = {}
     names: dict[str, Any] = {}
     values, report = {}, []
     for name, (frame, key, foreign, time) in records.items():
-        own = {title.partition(".")[2] for title in given if title.partition(".")[0] == name}
-        for column in filter(None, (key, time, *foreign, *own)):
+        for column in filter(None, (key, time, *foreign)):
             if column not in frame.columns:
                 raise ValueError(f"{name} must have the column {column!r}, got {[*frame.columns]}")
         names[name] = None if key is None else frame[key].to_numpy()
@@ -79,28 +80,28 @@ def from_relbench(
             if frame[time].dtype.kind != "M":
                 raise TypeError(f"{name}.{time} must be dates, got {frame[time].dtype}")
             seconds = frame[time].to_numpy("datetime64[s]").astype(np.int64)
+            # Layers count in int32: later times must not wrap to times before every seed's.
+            seconds = np.clip(seconds, ALWAYS + 1, np.iinfo(np.int32).max)
             nodes[name]["time"] = np.where(frame[time].isna(), ALWAYS, seconds)
         kinds: dict[str, list[np.ndarray]] = defaultdict(list)
         for column in frame.columns:
             if column in (key, *foreign):
                 continue
-            series, title = frame[column], f"{name}.{column}"
-            first = series.dropna().iloc[:1].tolist()
-            if series.dtype.kind == "M":
-                kinds["numbers"].append(series.dt.year.to_numpy(np.float32)[:, None])
-                parts = [getattr(series.dt, part) / size for part, size in _CYCLES.items()]
-                kinds["cycles"].append(np.stack(parts, 1, dtype=np.float32)[:, None])
-            elif series.dtype.kind in "iuf" and title not in given:
-                kinds["numbers"].append(series.to_numpy(np.float32, na_value=np.nan)[:, None])
-            elif first and isinstance(first[0], list | tuple | np.ndarray):
-                known, rows = series.notna(), np.zeros((len(series), len(first[0])), np.float32)
-                rows[known] = np.stack(series[known].tolist())
-                kinds["embeddings"].append(rows)
-            elif series.nunique() > max_categories and title not in given:
-                report.append(f"{title} is left out: text of {series.nunique()} values")
-            else:
-                codes, values[title] = pandas.factorize(series, sort=True)
-                kinds["categories"].append(codes.astype(np.int32)[:, None])
+            title = f"{name}.{column}"
+            try:
+                encoded, categories = _encode(frame[column], title in titles, max_categories)
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"{title} must be numbers, dates, text, or lists of equally many numbers: "
+                    f"{error}"
+                ) from error
+            for kind, rows in encoded.items():
+                kinds[kind].append(rows)
+            if categories is not None:
+                values[title] = categories
+            elif not encoded:
+                count = frame[column].nunique()
+                report.append(f"{title} is left out: text of {count} values")
         nodes[name] |= {kind: np.concatenate(columns, 1) for kind, columns in kinds.items()}
     edges: dict[EdgeType, np.ndarray] = {}
     times: dict[EdgeType, Any] = {}
@@ -119,6 +120,27 @@ def from_relbench(
     return Data(graph, nodes, times, node_names=names, categories=values, report=tuple(report))
 
 
+def _encode(
+    series: Any, is_categorical: bool, max_categories: int
+) -> tuple[dict[str, np.ndarray], Any]:
+    """Return arrays of a column by kind, none if it is left out, and the values of categories."""
+    first = series.dropna().iloc[:1].tolist()
+    if series.dtype.kind == "M":
+        years = series.dt.year.to_numpy(np.float32)[:, None]
+        shares = [getattr(series.dt, part) / size for part, size in _CYCLES.items()]
+        return {"numbers": years, "cycles": np.stack(shares, 1, dtype=np.float32)[:, None]}, None
+    if series.dtype.kind in "iuf" and not is_categorical:
+        return {"numbers": series.to_numpy(np.float32, na_value=np.nan)[:, None]}, None
+    if first and isinstance(first[0], list | tuple | np.ndarray):
+        known, rows = series.notna(), np.zeros((len(series), len(first[0])), np.float32)
+        rows[known] = np.stack(series[known].tolist())
+        return {"embeddings": rows}, None
+    if series.nunique() > max_categories and not is_categorical:
+        return {}, None
+    codes, values = series.factorize(sort=True)
+    return {"categories": codes.astype(np.int32)[:, None]}, values
+
+
 def _record(name: str, table: Any) -> Any:
     """Return frame, primary key, foreign keys and time column of a table."""
     names = "df", "pkey_col", "fkey_col_to_pkey_table", "time_col"
@@ -126,4 +148,6 @@ def _record(name: str, table: Any) -> Any:
     frame, key, foreign, time = map(values.get, names)
     if not hasattr(frame, "columns"):
         raise TypeError(f"{name} must have a data frame df, got {type(table).__name__}")
+    if foreign is not None and not isinstance(foreign, Mapping):
+        raise TypeError(f"{name} must have tables by foreign key, got {type(foreign).__name__}")
     return frame, key, foreign or {}, time

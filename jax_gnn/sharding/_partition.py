@@ -26,12 +26,13 @@ MAX_NODE_RATIO, MAX_EDGE_RATIO = 1.25, 1.05
 """Upper bounds of the nodes and edges of a part, relative to the mean."""
 
 NODE_COST, HALO_COST = 4.0, 10.0
-"""Time of a layer for a node of a part, and for a row that the part fetches, in those of an edge:
-an edge reads a row from memory, a node has a row of a product, and links between devices are a
-tenth as fast as memory."""
+"""Time of a layer for a node of a part, and for a row that the part fetches, in units of the time
+for an edge: an edge reads a row from memory, a node has a row of a product, and links between
+devices are a tenth as fast as memory."""
 
 FEW_EDGES, CYCLES = 5_000_000, 3
-"""Graphs of fewer edges are improved so often, as it takes no time."""
+"""Number of edges below which a graph is partitioned in several cycles, each of which refines the
+parts of the cycle before, and the number of cycles."""
 
 
 class Adjacency(NamedTuple):
@@ -78,8 +79,8 @@ def partition(graph: Graph, num_parts: int, method: Method = "auto") -> np.ndarr
     An edge belongs to the part of its destination. "multilevel" and "metis" keep the edges of a
     part below 1.05 of the mean and its nodes below 1.25, unless single nodes have too many edges.
 
-    - "auto": "multilevel" or "contiguous", whichever makes the slowest part faster by count, see
-      :func:`partition_costs`.
+    - "auto": "multilevel", "contiguous" or "hash", whichever makes the slowest part fastest by
+      count, see :func:`partition_costs`.
     - "multilevel": nodes are joined to clusters by label propagation, level by level (Meyerhenke,
       Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA
       2014); the last clusters are dealt out by linear deterministic greedy (Stanton and Kliot, KDD
@@ -136,11 +137,11 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
         return (np.random.default_rng(0).permutation(num_nodes) % num_parts).astype(np.int32)
     if method == "contiguous":
         # Boundaries split nodes and edges evenly, with equal weight.
-        position, centre = np.arange(num_nodes) + 0.5, (indptr[1:] + indptr[:-1]) / 2
+        position, centre = np.arange(num_nodes) + 0.5, indptr[:-1] + np.diff(indptr) / 2
         share = (position / num_nodes + centre / max(indptr[-1], 1)) / (2 if indptr[-1] else 1)
         return cast(np.ndarray, np.minimum(share * num_parts, num_parts - 1).astype(np.int32))
     parts = np.empty(num_nodes, np.int32)
-    is_given = method == "metis"
+    is_given = method == "metis" and num_nodes > 0
     if is_given:
         parts[:] = _metis(edges, num_parts)
     # Neighbours in one direction suffice for a symmetric graph.
@@ -162,7 +163,7 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
 
 @public
 class PartitionCosts(NamedTuple):
-    """What each part of a partition computes and fetches.
+    """Nodes, edges and fetched rows of each part of a partition.
 
     Attributes:
         nodes: ``(num_parts,)``, nodes of each part.
@@ -199,7 +200,7 @@ class PartitionCosts(NamedTuple):
 
     @property
     def slowest(self) -> float:
-        """Time of a layer in the slowest part, in those of an edge: an estimate."""
+        """Estimated time of a layer in the slowest part, in units of the time for an edge."""
         return float((self.edges + NODE_COST * self.nodes + HALO_COST * self.halo).max())
 
 
@@ -236,19 +237,19 @@ def partition_costs(
         raise ValueError("methods must be names of methods, got none")
     for method in methods:
         arguments.check_choice("methods", method, get_args(Method))
-    found = compare(edges, num_parts, methods)
-    return {method: costs for method, (_, costs) in found.items()}
+    results = compare(edges, num_parts, methods)
+    return {method: costs for method, (_, costs) in results.items()}
 
 
 def compare(
     edges: Adjacency, num_parts: int, methods: Sequence[Method] = COMPARED
 ) -> dict[Method, tuple[np.ndarray, PartitionCosts]]:
-    """Return the parts of each method and their costs, the least first."""
-    parts = {method: partition_nodes(edges, num_parts, method) for method in methods}
-    found = {
-        name: (each, PartitionCosts.of(edges, num_parts, each)) for name, each in parts.items()
-    }
-    return dict(sorted(found.items(), key=lambda item: item[1][1].slowest))
+    """Return the parts by method and their costs, those with the fastest slowest part first."""
+    results: dict[Method, tuple[np.ndarray, PartitionCosts]] = {}
+    for method in methods:
+        parts = partition_nodes(edges, num_parts, method)
+        results[method] = parts, PartitionCosts.of(edges, num_parts, parts)
+    return dict(sorted(results.items(), key=lambda item: item[1][1].slowest))
 
 
 def _warn_of_no_gain(costs: PartitionCosts, random: int) -> None:
@@ -275,10 +276,11 @@ def _metis(edges: Adjacency, num_parts: int) -> np.ndarray:
         ) from error
     import scipy.sparse
 
-    # METIS takes symmetric graphs without self-loops.
+    # METIS takes symmetric graphs without self-loops; scipy checks no ids.
     indptr = edges.indptr
     size, num_edges = len(indptr) - 1, int(indptr[-1])
-    values = np.ones(num_edges, bool), edges.cols[:num_edges], indptr
+    is_edge = in_range(edges.cols[:num_edges], size)
+    values = is_edge, np.where(is_edge, edges.cols[:num_edges], 0), indptr
     matrix = scipy.sparse.csr_array(values, shape=(size, size))
     symmetric = (matrix + matrix.T).tocsr()
     symmetric.setdiag(0)
@@ -318,7 +320,9 @@ class SplitArgs(NamedTuple):
                 edges = Adjacency.of_incidences(graph.graph, joined=joined)
             else:
                 edges = Adjacency.of(edges_of(graph))
-            parts = partition_nodes(edges, num_parts, method)
+            # Ranges of joined ids would separate nodes from hyperedges.
+            is_auto = joined and method == "auto"
+            parts = partition_nodes(edges, num_parts, "multilevel" if is_auto else method)
             if incidences is not None and joined:
                 node_parts, hyperedge_parts = np.split(parts, [incidences.num_src])
                 return cls(graph, num_parts, node_parts, hyperedge_parts)

@@ -413,7 +413,8 @@ def shard_graph(
     Args:
         graph: the graph, which is not bipartite. A `HeteroGraph` counts as its ``relational``. A
             hypergraph, which is not directed, is split by nodes and hyperedges at once with
-            "auto", "multilevel" and "metis"; else hyperedges go to the part of most of their nodes.
+            "auto", which is "multilevel" here, "multilevel" and "metis"; else hyperedges go to the
+            part of most of their nodes.
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over.
         method: name of a method, see :func:`partition`; or ``(num_nodes,)`` integers, the position

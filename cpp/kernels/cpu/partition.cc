@@ -25,11 +25,21 @@ constexpr int64_t kAhead = 8;           // nodes ahead for whose neighbours memo
 // Returns the cluster of each node, and their number.
 template <typename Index, typename Level>
 std::pair<std::vector<Index>, int64_t> cluster(const ParallelFor& parallel_for, const Level& graph,
-                                               Load limit, const int32_t* parts) {
+                                               Load limit, int64_t num_parts,
+                                               const int32_t* parts) {
   std::vector<Index> labels(graph.size), wanted(graph.size);
   std::iota(labels.begin(), labels.end(), Index{0});
   std::vector<Load> loads(graph.size);
-  for (int64_t node = 0; node < graph.size; ++node) loads[node] = graph.load(node);
+  std::vector<Index> lone(num_parts, -1);  // of each part, the last cluster without neighbours
+  for (int64_t node = 0; node < graph.size; ++node) {
+    loads[node] = graph.load(node);
+    if (graph.degree(node) > 0) continue;
+    // Nodes without neighbours join each other: they would stay alone, and end the levels early.
+    Index& label = lone[parts == nullptr ? 0 : parts[node]];
+    if (label < 0 || !fits(loads[label] + loads[node], limit)) label = static_cast<Index>(node);
+    if (label != node) loads[label] = loads[label] + loads[node];
+    labels[node] = label;
+  }
   std::vector<int64_t> grown(graph.size);  // the last block in which a cluster grew
   int64_t moves = graph.size;
   for (int round = 0; round < kClusterRounds && moves * 50 >= graph.size; ++round) {
@@ -39,7 +49,7 @@ std::pair<std::vector<Index>, int64_t> cluster(const ParallelFor& parallel_for, 
       Sums<Index> sums;
       for (int64_t node = begin; node < end; ++node) {
         if (node + kAhead < end) graph.ask_for(node + kAhead, labels.data());
-        sums.clear(graph.degree(node));
+        sums.clear(graph.degree(node, kSample));
         graph.visit(node, kSample, [&](Index other, float weight) {
           if (other != node && (parts == nullptr || parts[other] == parts[node]))
             sums.add(labels[other], weight);
@@ -301,10 +311,10 @@ void solve(const ParallelFor& parallel_for, const Level& graph, int64_t num_part
   int64_t count = graph.size;
   if (!is_small)
     std::tie(labels, count) =
-        cluster<Index>(parallel_for, graph, cluster_limit, refine ? parts : nullptr);
-  if (count > graph.size * 9 / 10) {
+        cluster<Index>(parallel_for, graph, cluster_limit, num_parts, refine ? parts : nullptr);
+  if (count >= graph.size * 9 / 10) {  // also without nodes
     if (!refine) {
-      int64_t edges = 1;
+      int64_t edges = graph.size + 1;  // nodes take time, too
       for (int64_t node = 0; node < graph.size; ++node) edges += graph.degree(node);
       const int64_t tries = std::clamp<int64_t>(kTryEdges / edges, 1, kTries);
       std::vector<std::vector<int32_t>> results(tries);

@@ -11,8 +11,7 @@
 namespace jax_gnn::cpu {
 
 constexpr int64_t kAll = INT64_MAX / 2;
-constexpr int64_t kSample =
-    24;  // neighbours of a half that a node of the graph chooses its cluster by
+constexpr int64_t kSample = 24;  // neighbours of a half that a node chooses its cluster by
 constexpr int64_t kBlocks = 64, kTask = 1024;
 
 inline Load operator+(Load a, Load b) { return {a.nodes + b.nodes, a.edges + b.edges}; }
@@ -44,13 +43,15 @@ struct Finest {
     return {1, static_cast<double>(halves[0].indptr[node + 1] - halves[0].indptr[node])};
   }
 
-  int64_t degree(int64_t node) const {
+  // The number of neighbours, at most `limit` of each half.
+  int64_t degree(int64_t node, int64_t limit = kAll) const {
     int64_t sum = 0;
-    for (int h = 0; h < num_halves; ++h) sum += halves[h].indptr[node + 1] - halves[h].indptr[node];
+    for (int h = 0; h < num_halves; ++h)
+      sum += std::min<int64_t>(halves[h].indptr[node + 1] - halves[h].indptr[node], limit);
     return sum;
   }
 
-  // Calls visit(neighbour, weight) for neighbours, at most about `limit` of each half.
+  // Calls visit(neighbour, weight) for neighbours, at most `limit` of each half.
   template <typename Visit>
   void visit(int64_t node, int64_t limit, Visit visit) const {
     for (int h = 0; h < num_halves; ++h) {
@@ -81,7 +82,7 @@ struct Coarse {
   std::vector<float> weights;
 
   Load load(int64_t node) const { return loads[node]; }
-  int64_t degree(int64_t node) const { return starts[node + 1] - starts[node]; }
+  int64_t degree(int64_t node, int64_t = kAll) const { return starts[node + 1] - starts[node]; }
 
   template <typename Visit>
   void visit(int64_t node, int64_t, Visit visit) const {
