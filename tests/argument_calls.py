@@ -468,7 +468,7 @@ _SAMPLED_IDS = _without(IDS_ANY_ROWS, "a scalar")
 _ONE_KIND: list[Bad] = [*_GRAPHS, ("two kinds of nodes", lambda x: GRAPH)]
 _FANOUTS: list[Bad] = [
     ("0", lambda x: (2, 0)),
-    ("-1", lambda x: (-1,)),
+    ("-2", lambda x: (-2,)),
     ("1.5", lambda x: (1.5,)),
     ("a number", lambda x: 3),
     ("none", lambda x: ()),

@@ -980,7 +980,7 @@ def no_module(*_: object) -> None:
                 for name in (report.OURS, scaling.RAGGED_DOT)
             },
             {
-                scaling: {"WIDTH": 8, "LAYERS": 1, "STEPS": 1, "METHODS": ("stream",)}
+                scaling: {"WIDTH": 8, "LAYERS": 1, "STEPS": 1, "METHODS": ("auto",)}
                 | {"WIDE": 16, "FEATURES": 8, "EXPERTS": 4, "BATCHES": 4},
                 epochs: {"LAYERS": 1, "HIDDEN": 8},
             },

@@ -323,5 +323,5 @@ def test_decoders_are_their_formulas(rng):
     np.testing.assert_allclose(decoder(x, y[:, :3]), want[:, 0], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"src and dst must be of one shape, got \(6, 4\) and"):
         flax_layers.InnerProductDecoder()(x, y[:3])
-    with pytest.raises(ValueError, match=r"must have in_features = \(4, 3\), got shapes \(6, 4\)"):
+    with pytest.raises(ValueError, match=r"must be \(pairs, \(4, 3\)\), got shapes \(6, 4\)"):
         decoder(x, y)

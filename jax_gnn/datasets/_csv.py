@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
-from jax_gnn._core.files import Memory, as_path, errors_in
+from jax_gnn._core.files import Memory, as_path, errors_in, require_file
 from jax_gnn.convert._columns import Column
 from jax_gnn.convert._kinds import as_words
 from jax_gnn.convert._names import HYPEREDGES, encode_names, node_order
@@ -132,6 +132,9 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
         **options: arguments of :func:`load_csv`.
     """
     settings, folder = TableOptions(**options), as_path("path", path)
+    if not folder.is_dir():
+        require_file(folder, "a folder with nodes/TYPE.csv and edges/SRC-RELATION-DST.csv")
+        raise ValueError(f"{folder} is a file, expected a folder with nodes/TYPE.csv")
     recipes = settings.plan.get("types", {})
     files, edge_files = type_tables(folder / "nodes"), type_tables(folder / "edges")
     memory = Memory(*files.values(), *edge_files.values())
