@@ -136,8 +136,7 @@ class NodeBatchNorm(_Norm):
         Returns:
             An array of the shape of x; a constant row for padding.
         """
-        mask, *operands = self._masked_operands(batch, x)
-        x, scale, bias = operands
+        mask, x, scale, bias = self._masked_operands(batch, x)
         if self.use_running_average if use_running_average is None else use_running_average:
             dtype = accumulator_dtype(x.dtype)
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)

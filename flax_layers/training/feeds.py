@@ -93,8 +93,7 @@ class SplitGraph(WholeGraph):
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""
-        rows = graph.apply(model, *inputs, deterministic=key is None, rngs=key)
-        return _merge_devices(rows)
+        return _merge_devices(graph.apply(model, *inputs, deterministic=key is None, rngs=key))
 
 
 def _merge_devices(rows: Array) -> Array:

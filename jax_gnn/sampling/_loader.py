@@ -221,9 +221,9 @@ def neighbor_batches(
         >>> [batch.x.shape for batch in epoch]
         [(10, 2), (10, 2)]
     """
-    sizes = None if not isinstance(graph, HeteroGraph) else graph.num_nodes
+    sizes = None
     if isinstance(graph, HeteroGraph):
-        seeds, graph = join_seeds(graph, seeds), graph.relational
+        sizes, seeds, graph = graph.num_nodes, join_seeds(graph, seeds), graph.relational
     edges, types, relations, by_layer = parse_graph(graph, fanouts)
     if not all(isinstance(a, np.ndarray | None) for a in (edges.indptr, edges.cols, types)):
         raise TypeError("graph must be of the host: build it inside jax_gnn.host_arrays()")
@@ -242,9 +242,10 @@ def neighbor_batches(
     disjoint = disjoint or times is not None
     layer_sizes(batch_size, totals, edges, capacity, disjoint=disjoint, **options)
     options |= {"disjoint": disjoint, "capacity": capacity}
-    if sizes is not None and x is not None:
+    if sizes is None:
+        _check_rows("x", x, edges.num_dst)
+    elif x is not None:
         _check_types(x, sizes)
-    _check_rows("x", () if isinstance(x, Mapping) and sizes is not None else x, edges.num_dst)
     _check_rows("y", y, edges.num_dst)
     _check_rows("seed_values", seed_values, len(nodes))
     index, count = (arguments.check_integer(f"shard[{i}]", n) for i, n in enumerate(shard))
