@@ -79,12 +79,13 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
 
     add = command("render", "print the tables of a report, draw its plot again", _render)
     add("file", type=Path)
-    title = "time hypergraph aggregations under all schedules, on a GPU"
+    title = "time calls under all schedules, on a GPU"
     add = command("measure-schedules", title, _measure_schedules)
+    add("--subject", choices=("hypergraph", "segment"), default="hypergraph")
     add("--data", type=Path, help="folder with real graphs")
     add("--seconds", type=_positive, default=300, help="when to stop")
     add("--quick", action="store_true", help="small graphs, a width each")
-    add("--out", type=Path, help="default: hypergraph_schedules-DEVICE.json in results")
+    add("--out", type=Path, help="default: SUBJECT_schedules-DEVICE.json in results")
     add = command("fit-schedules", "fit the rule to these times and write it", _fit_schedules)
     add("file", type=Path, help="what measure-schedules wrote")
     add("--out", type=Path, help="the rule (default: the library's)")
@@ -213,9 +214,15 @@ def _compat(options: argparse.Namespace) -> list[report.Document]:
 
 def _measure_schedules(options: argparse.Namespace) -> int:
     _require_committed(options)
-    database = schedule_times.measure(options.data, options.seconds, options.quick)
-    path = options.out or RESULTS / f"hypergraph_schedules-{_slug(database.device)}.json"
-    schedule_times.write(database, path)
+    if options.subject == "segment":
+        from benchmarks import segment_times
+
+        databases = segment_times.measure_all(options.seconds, options.quick)
+    else:
+        databases = schedule_times.measure(options.data, options.seconds, options.quick)
+    name = f"{options.subject}_schedules-{_slug(databases[0].device)}.json"
+    path = options.out or RESULTS / name
+    schedule_times.write(databases, path)
     print(f"written: {path}")
     return 0
 

@@ -1,16 +1,18 @@
-"""A performance database: times of hypergraph aggregations under all schedules worth trying.
+"""Performance databases: times of calls under all schedules worth trying.
 
-Each of the two sums is a row, since a sum has rounds of its own; both are measured in one call, in
-which they have the same rounds.
+Those of hypergraph aggregations are measured here, those of sums over edges in ``segment_times``.
+Each of the two sums of a hypergraph aggregation is a row, since a sum has rounds of its own; both
+are measured in one call, in which they have the same rounds.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,51 +23,33 @@ from benchmarks import report
 from benchmarks.workloads import Incidence, hypergraphs, skewed
 
 SCHEMA = 1
-SUBJECT = "hypergraph"
+HYPERGRAPH = "hypergraph"
 WIDTHS = {"float32": (4, 8, 16, 32, 64, 128, 256), "bfloat16": (16, 64, 128)}
 THREADS = (64, 128, 256)
 ROUNDS = (1, 2, 3, 4, 6, 8, 16)
 
-FEATURES = ("to_nodes", "waves", "average_degree", "row_bytes")
-"""What the tree may ask: the rule's arguments, and what it computes first."""
+SPREAD = ("length_cv", "longest")
+"""Sizes that shapes do not have: deviation and maximum of the rows' lengths, over their mean."""
 
-Choice = tuple[int, int]
-"""Threads and rounds."""
+Choice = Any
+"""Threads and rounds of a hypergraph aggregation; of other subjects the leaf of a tree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Times of a sum in microseconds, by index of the choice.
+    """Times of a call under each choice.
 
     Attributes:
-        to_nodes: Whether it is the second.
-        itemsize: Bytes of a feature that it reads.
+        graph: name of the graph.
+        times: microseconds by index of the choice; infinite where no kernel can do the call.
+        by_hand: microseconds of the schedule of the rule by hand, or None.
+        shape: sizes of the call, by name.
     """
 
     graph: str
-    to_nodes: bool
-    incidences: int
-    num_rows: int
-    width: int
-    itemsize: int
     times: tuple[float, ...]
-
-    @property
-    def kernel(self) -> str:
-        """What the row measures."""
-        return "to nodes" if self.to_nodes else "to hyperedges"
-
-    def values(self) -> dict[str, Any]:
-        """`FEATURES` by name."""
-        from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
-
-        shape = self.incidences, self.num_rows, self.width, self.itemsize
-        return {"to_nodes": self.to_nodes, **stage_features(*shape)}
-
-    def features(self) -> list[float]:
-        """The values in the order of `FEATURES`."""
-        values = self.values()
-        return [float(values[name]) for name in FEATURES]
+    by_hand: float | None = None
+    shape: dict[str, Any]
 
 
 # --- The database --------------------------------------------------------------------------------
@@ -73,9 +57,14 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Database:
-    """What was measured: rows of times for a list of choices."""
+    """What was measured: rows of times for a list of choices.
 
+    The subject is ``"hypergraph"`` or a kind of call of ``segment_times``.
+    """
+
+    subject: str
     device: str
+    capability: str = field(default="", kw_only=True)
     versions: dict[str, str]
     commit: str | None
     date: str
@@ -83,60 +72,87 @@ class Database:
     rows: Sequence[Row]
 
 
-def write(database: Database, path: Path) -> None:
-    """One line for each row, numbers to four digits."""
-    rows = [{**row.__dict__, "times": _short(row.times)} for row in database.rows]
+def write(databases: Sequence[Database], path: Path) -> None:
+    """Writes one line for each row, numbers to four digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[\n" + ",\n".join(map(_text, databases)) + "\n]\n")
+
+
+def _text(database: Database) -> str:
+    rows = [
+        {
+            "graph": row.graph,
+            "times": [_short(time) for time in row.times],
+            **({} if row.by_hand is None else {"by_hand": _short(row.by_hand)}),
+            **row.shape,
+        }
+        for row in database.rows
+    ]
     fields = list(rows[0]) if rows else []
-    head = {"schema": SCHEMA, "subject": SUBJECT, **database.__dict__, "rows": [], "fields": fields}
+    head = {"schema": SCHEMA, **database.__dict__, "rows": [], "fields": fields}
     lines = [json.dumps(list(row.values())) for row in rows]
     text = json.dumps(head, indent=None).replace('"rows": []', '"rows": [\n%s\n]')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text % ",\n".join(lines) + "\n")
+    return text % ",\n".join(lines)
 
 
-def _short(times: Sequence[float]) -> list[float]:
-    return [float(f"{time:.4g}") for time in times]
+def _short(time: float) -> float | None:
+    """Returns a time to four digits; None, as JSON has no infinity, for one that is infinite."""
+    return float(f"{time:.4g}") if math.isfinite(time) else None
 
 
-def read(path: Path) -> Database:
-    """Reads what `write` wrote.
+def read(path: Path) -> list[Database]:
+    """Reads what `write` wrote, or a file with a single database.
 
     Raises:
         ValueError: The file is something else.
     """
-    document = json.loads(path.read_text())
+    documents = json.loads(path.read_text())
+    return [
+        _parse(path, document)
+        for document in (documents if isinstance(documents, list) else [documents])
+    ]
+
+
+def _parse(path: Path, document: Any) -> Database:
     if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
         raise ValueError(f"{path} is not a database of schedules of schema {SCHEMA}")
-    subject = document.pop("subject", None)
-    if subject != SUBJECT:
-        raise ValueError(f"{path} is a database of {subject!r}, not of {SUBJECT!r}")
-    fields, rows = document.pop("fields"), document.pop("rows")
-    document["choices"] = [tuple(choice) for choice in document["choices"]]
-    rows = [Row(**dict(zip(fields, row, strict=True))) for row in rows]
-    return Database(**document, rows=rows)
+    fields, rows = document.pop("fields"), []
+    for values in document.pop("rows"):
+        shape = dict(zip(fields, values, strict=True))
+        times = tuple(math.inf if time is None else time for time in shape.pop("times"))
+        graph, by_hand = shape.pop("graph"), shape.pop("by_hand", None)
+        rows.append(Row(graph=graph, times=times, by_hand=by_hand, shape=shape))
+    choices = [tuple(c) if isinstance(c, list) else c for c in document.pop("choices")]
+    return Database(**document, choices=choices, rows=rows)
 
 
 # --- Measuring -----------------------------------------------------------------------------------
 
 
-def measure(data: Path | None, seconds: float, quick: bool = False) -> Database:
-    """Measures on this machine's GPU until all is done or the time is up.
+def measure(data: Path | None, seconds: float, quick: bool = False) -> list[Database]:
+    """Measures hypergraph aggregations on this machine's GPU."""
+    from jax_gnn._tuning.timing import ProfilerTimer
+
+    timer = ProfilerTimer(flushes=4)
+    measured = partial(measured_rows, timer=timer, quick=quick)
+    rows = timed_graphs(graphs(data), measured, seconds)
+    return [describe(HYPERGRAPH, choices(), rows)]
+
+
+def timed_graphs(
+    graphs: Loaders, measured: Callable[[str, Any], list[Any]], seconds: float
+) -> list[Any]:
+    """Measures graphs until all are done or the time is up.
 
     A graph that fails is left out, with a message.
 
     Raises:
-        RuntimeError: There is no GPU, or all graphs failed.
+        RuntimeError: All graphs failed.
     """
-    import jax
-
-    from jax_gnn._tuning.timing import ProfilerTimer
-
-    begin = time.monotonic()
-    timer = ProfilerTimer(flushes=4)
-    rows: list[Row] = []
-    for name, load in graphs(data).items():
+    begin, rows = time.monotonic(), []
+    for name, load in graphs.items():
         try:
-            found = measured_rows(name, load(), timer, quick)
+            found = measured(name, load())
         except RuntimeError as error:  # the profile has gaps, or memory is short
             print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
             continue
@@ -147,17 +163,26 @@ def measure(data: Path | None, seconds: float, quick: bool = False) -> Database:
             break
     if not rows:
         raise RuntimeError("nothing was measured")
+    return rows
+
+
+def describe(subject: str, choices: list[Choice], rows: Sequence[Row]) -> Database:
+    """Returns the database of rows that were measured here and now."""
+    import jax
+
     return Database(
+        subject=subject,
         device=jax.devices()[0].device_kind,
+        capability=str(getattr(jax.devices()[0], "compute_capability", "")),
         versions={"jax": jax.__version__, "driver": report.driver() or ""},
         commit=report.commit(),
         date=report.now(),
-        choices=choices(),
+        choices=choices,
         rows=rows,
     )
 
 
-Loaders = dict[str, Callable[[], Incidence]]
+Loaders = dict[str, Callable[[], Any]]
 
 
 def choices() -> list[Choice]:
@@ -238,14 +263,13 @@ def measured_rows(name: str, graph: Incidence, timer: Any, quick: bool) -> list[
         of_dtype = jnp.dtype(call.dtype).itemsize
         stages = (graph.num_hyperedges, of_dtype), (graph.num_nodes, max(of_dtype, 4))
         for stage, (num_rows, itemsize) in enumerate(stages):
-            row = Row(
-                graph=name,
-                to_nodes=bool(stage),
-                incidences=incidences,
-                num_rows=num_rows,
-                width=call.width,
-                itemsize=itemsize,
-                times=tuple(float(times[index, choice][stage]) for choice in choices()),
-            )
-            rows.append(row)
+            shape = {
+                "to_nodes": bool(stage),
+                "incidences": incidences,
+                "num_rows": num_rows,
+                "width": call.width,
+                "itemsize": itemsize,
+            }
+            seconds = tuple(float(times[index, choice][stage]) for choice in choices())
+            rows.append(Row(graph=name, times=seconds, shape=shape))
     return rows

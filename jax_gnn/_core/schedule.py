@@ -1,18 +1,22 @@
 """Schedules of kernels: how they deal out their work, chosen from shapes at compile time.
 
 A forced schedule takes precedence, then the schedule that ``jax-gnn tune`` measured for this device
-and shape, here or for the library as shipped, then the rule made of measurements on an H200. If the
-kernel of a schedule cannot do the call, another kernel does it. A schedule changes only the order
-of additions.
+and shape, here or for the library as shipped, then a decision tree for this compute capability,
+then the rule written by hand. Trees and rules are made of measurements on an H200. If the kernel of
+a schedule cannot do the call, another kernel does it. A schedule changes only the order of
+additions.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import jax
 import jax.export
@@ -33,6 +37,11 @@ L2_BYTES = 50_000_000
 # Values for symbolic dimensions of `jax.export`: one schedule serves all sizes.
 _SYMBOLIC_SIZE = 2**16
 _SYMBOLIC_WIDTH = 64
+
+TREES = Path(__file__).with_name("schedule_trees.json")
+"""Decision trees by compute capability and kind of call, from ``python -m benchmarks``."""
+Tree: TypeAlias = "int | str | list[Any]"
+"""A leaf; or a feature, a threshold, and the trees of features up to it and above."""
 
 # A user context is part of the keys of JAX's caches: a change compiles programs again.
 _forced = jax.make_user_context(default_value=None)
@@ -109,6 +118,43 @@ class Family(Generic[S]):
             name: concrete_size(value) if name in self.sizes else concrete_width(value)
             for name, value in call.items()
         }
+
+
+def leaf(tree: Tree, features: dict[str, float]) -> Any:
+    """Return the leaf of a tree for features."""
+    while isinstance(tree, list):
+        name, threshold, low, high = tree
+        tree = low if features[name] <= threshold else high
+    return tree
+
+
+@functools.cache
+def _trees() -> dict[str, dict[str, Tree]]:
+    return cast(Any, json.loads(TREES.read_text())["trees"] if TREES.exists() else {})
+
+
+def from_tree(kind: str, features: dict[str, float]) -> str | None:
+    """Return the leaf for a kind of call on this process's GPUs, or None if there is no tree."""
+    tree = _trees().get(schedule_cache.compute_capability() or "", {}).get(kind)
+    return None if tree is None else leaf(tree, features)
+
+
+def sum_features(
+    entries: int, rows: int, cols: int, row_bytes: int, **features: float
+) -> dict[str, float]:
+    """Return the inputs of trees for sums of ``entries`` rows of ``cols`` rows into ``rows`` rows.
+
+    ``cols_bytes`` are what the L2 holds or not. Further features are those of the kind of call.
+    """
+    return {
+        "entries": entries,
+        "rows": rows,
+        "mean_length": entries / max(rows, 1),
+        "row_bytes": row_bytes,
+        "entry_bytes": entries * row_bytes,
+        "cols_bytes": cols * row_bytes,
+        **features,
+    }
 
 
 def concrete_size(size: int) -> int:

@@ -73,11 +73,21 @@ def device_kind() -> str | None:
 
     A computation is lowered once and may run on any of them, so that no kind can be chosen.
     """
+    return _of_all_gpus("device_kind")
+
+
+@functools.cache
+def compute_capability() -> str | None:
+    """Return the compute capability of this process's GPUs, such as "9.0"; None as above."""
+    return _of_all_gpus("compute_capability")
+
+
+def _of_all_gpus(attribute: str) -> str | None:
     try:
-        kinds = {device.device_kind for device in jax.local_devices(backend="cuda")}
+        values = {getattr(device, attribute) for device in jax.local_devices(backend="cuda")}
     except RuntimeError:
         return None
-    return kinds.pop() if len(kinds) == 1 else None
+    return values.pop() if len(values) == 1 else None
 
 
 @functools.cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from jax_gnn._core.csr import SLOT_SIZE
-from jax_gnn._core.schedule import MANY, THREADS, Family
+from jax_gnn._core.schedule import MANY, THREADS, Family, Tree, leaf
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes, word_features
 
 # Multiprocessors of an H200, and the threads of this kernel that one of them holds.
@@ -18,22 +18,12 @@ _RESIDENT_THREADS = 768
 
 RULE = Path(__file__).with_name("rule.json")
 """Decision tree fitted to measurements: threads of a block, and rounds by features of a stage."""
-Tree: TypeAlias = "int | list[Any]"
-"""Rounds; or a feature, a threshold, and the trees of features up to it and above."""
 
 
 @functools.cache
 def _rule() -> tuple[int, Tree]:
     rule = json.loads(RULE.read_text())
     return rule["threads"], rule["rounds"]
-
-
-def rounds(tree: Tree, features: dict[str, float]) -> int:
-    """Return the rounds that a tree has for features of a stage."""
-    while not isinstance(tree, int):
-        name, threshold, low, high = tree
-        tree = low if features[name] <= threshold else high
-    return tree
 
 
 class HypergraphSchedule(NamedTuple):
@@ -59,7 +49,7 @@ def _from_rule(
     to_nodes = stage_features(incidences, nodes, width, max(itemsize, 4))
     stages = {"to_nodes": False, **to_hyperedges}, {"to_nodes": True, **to_nodes}
     threads, tree = _rule()
-    return HypergraphSchedule(threads, *(rounds(tree, stage) for stage in stages))
+    return HypergraphSchedule(threads, *(leaf(tree, stage) for stage in stages))
 
 
 FAMILY = Family(

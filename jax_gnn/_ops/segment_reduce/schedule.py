@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.export
@@ -12,7 +12,15 @@ from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.csr import Csr
 from jax_gnn._core.kernels import block_workspace
 from jax_gnn._core.op import Operand
-from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, concrete_width
+from jax_gnn._core.schedule import (
+    L2_BYTES,
+    MANY,
+    THREADS,
+    Family,
+    concrete_width,
+    from_tree,
+    sum_features,
+)
 
 Kernel = Literal["walk", "gather", "step"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
@@ -62,7 +70,7 @@ _MIN_GATHER_BYTES = 25_000_000
 _MAX_CONTIGUOUS_BYTES = 20_766_152
 
 
-def _from_rule(
+def by_hand(
     op: str,  # `"segment_reduce"`, `"segment_reduce_vjp"`, `"segment_select"` or `"softmax"`
     *,
     entries: int,  # number of entries
@@ -78,7 +86,7 @@ def _from_rule(
     ordered: bool = False,  # whether weights are in another order than entries
     weights: int | None = None,  # number of weights, of all heads; None where there are none
 ) -> Schedule:
-    """Return the schedule of a call, by measurements on an H200."""
+    """Return the schedule of a call by hand-written limits, from measurements on an H200."""
     lanes = covering_lanes(width, itemsize)
     if op == "softmax":  # its kernel deals out features in one way
         return Schedule("walk", lanes, 256, 396)
@@ -111,6 +119,69 @@ def _from_rule(
         return Schedule("gather", min(lanes, widest), 128, 660)
     few_blocks = not gather and num_bytes > _MAX_CONTIGUOUS_BYTES
     return Schedule("walk", lanes, *((256, 264) if few_blocks else (128, 528)))
+
+
+def tree_of(op: str, *, gather: bool, sums: bool = True, **call: Any) -> str | None:
+    """Return the kind of call by which trees are named, as in `by_hand`, or None without a tree."""
+    if op == "segment_reduce" and sums:
+        return "spmm" if gather else "segment_sum"
+    return "spmm_vjp" if op == "segment_reduce_vjp" and gather else None
+
+
+def tree_features(
+    *,
+    entries: int,
+    rows: int,
+    width: int,
+    itemsize: int,
+    depth: int | None = None,
+    cols: int | None = None,
+    epilogue: bool = False,
+    ordered: bool = False,
+    weights: int | None = None,
+    **call: Any,
+) -> dict[str, float]:
+    """Return the inputs of a tree for a call as in `by_hand`."""
+    word = word_features(width if depth is None else depth, itemsize)
+    return sum_features(
+        entries,
+        rows,
+        rows if cols is None else cols,
+        width * itemsize,
+        words=-(-width // word),
+        word_bytes=word * itemsize,
+        heads=width // depth if depth else 1,
+        epilogue=epilogue,
+        ordered=ordered,
+        weighted=weights is not None,
+    )
+
+
+def from_leaf(leaf: str, *, entries: int, width: int, itemsize: int, **call: Any) -> Schedule:
+    """Return the schedule of a tree's leaf for a call.
+
+    A leaf names the kernel, how often the lanes that hold a row are halved, the threads of a block
+    and the largest number of blocks; or ``"step tile"`` or ``"step row"``, the kernel of one step
+    with teams of 8 lanes or of those that hold a row.
+    """
+    kernel, halvings, *sizes = leaf.split()
+    lanes = covering_lanes(width, itemsize)
+    if kernel == "step":
+        return one_step(entries, max(lanes, _STEP_LANES) if halvings == "row" else _STEP_LANES)
+    return Schedule(cast(Kernel, kernel), max(lanes >> int(halvings), 1), *map(int, sizes))
+
+
+def _from_rule(op: str, **call: Any) -> Schedule:
+    """Return the schedule of the tree of this process's GPUs; without one, that by hand.
+
+    It is that by hand, too, if the tree names a kernel that cannot do the call.
+    """
+    kind = tree_of(op, **call)
+    if kind and (leaf := from_tree(kind, tree_features(**call))):
+        schedule = from_leaf(leaf, **call)
+        if _possible(schedule, op, **call) == schedule:
+            return schedule
+    return by_hand(op, **call)
 
 
 def one_step(entries: int, lanes: int = _STEP_LANES) -> Schedule:
