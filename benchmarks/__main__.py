@@ -84,6 +84,7 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     add("--subject", choices=("hypergraph", "segment"), default="hypergraph")
     add("--data", type=Path, help="folder with real graphs")
     add("--seconds", type=_positive, default=300, help="when to stop")
+    add("--seed", type=int, default=0, help="of the graphs of segments")
     add("--quick", action="store_true", help="small graphs, a width each")
     add("--out", type=Path, help="default: SUBJECT_schedules-DEVICE.json in results")
     add = command("fit-schedules", "fit the rule to these times and write it", _fit_schedules)
@@ -217,7 +218,7 @@ def _measure_schedules(options: argparse.Namespace) -> int:
     if options.subject == "segment":
         from benchmarks import segment_times
 
-        databases = segment_times.measure_all(options.seconds, options.quick)
+        databases = segment_times.measure_all(options.seconds, options.quick, options.seed)
     else:
         databases = schedule_times.measure(options.data, options.seconds, options.quick)
     name = f"{options.subject}_schedules-{_slug(databases[0].device)}.json"

@@ -330,7 +330,7 @@ def graphs(count: int = 96, seed: int = 0) -> Loaders:
     """Seeded graphs of 10³ to 10⁷ edges, and twins of published ones, in random order."""
     rng = np.random.default_rng(seed)
     found: Loaders = {}
-    for index, size in enumerate(rng.permutation(np.linspace(3, 7, count))):
+    for index, size in enumerate(rng.permutation(np.linspace(3, 7, count)), start=1000 * seed):
         law = LAWS[index % len(LAWS)]
         mean_length = 10 ** rng.uniform(0, min(2.5, size - 1))
         options = int(10**size), mean_length, rng.uniform(0.3, 0.95)
@@ -357,7 +357,7 @@ def spread(edges: Edges) -> dict[str, float]:
 # --- Measuring -----------------------------------------------------------------------------------
 
 
-def measure_all(seconds: float, quick: bool = False) -> list[Database]:
+def measure_all(seconds: float, quick: bool = False, seed: int = 0) -> list[Database]:
     """Measure on this machine's GPU until all graphs are done or the time is up.
 
     A graph that fails is left out, with a message.
@@ -368,7 +368,9 @@ def measure_all(seconds: float, quick: bool = False) -> list[Database]:
     from jax_gnn._tuning.timing import ProfilerTimer
 
     timer = ProfilerTimer(flushes=4)
-    rows = timed_graphs(graphs(), partial(measured_rows, timer=timer, quick=quick), seconds)
+    rows = timed_graphs(
+        graphs(seed=seed), partial(measured_rows, timer=timer, quick=quick), seconds
+    )
     databases = []
     for kind, leaves in LEAVES.items():
         of_kind = [row for row_kind, row in rows if row_kind == kind]
