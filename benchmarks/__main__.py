@@ -26,7 +26,9 @@ from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
 RESULTS = Path(__file__).parent / "results"
-_RULE = Path(__file__).parents[1] / "jax_gnn" / "_ops" / "hypergraph_aggregate" / "rule.json"
+_LIBRARY = Path(__file__).parents[1] / "jax_gnn"
+_RULE = _LIBRARY / "_ops" / "hypergraph_aggregate" / "rule.json"
+_TREES = _LIBRARY / "_core" / "schedule_trees.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -229,12 +231,16 @@ def _measure_schedules(options: argparse.Namespace) -> int:
 
 
 def _fit_schedules(options: argparse.Namespace) -> int:
-    database = schedule_times.read(options.file)
-    out = options.out or _RULE
-    fitted = schedules.fit(database)
-    table = schedules.markdown(database, fitted)
+    databases = schedule_times.read(options.file)
+    if databases[0].subject == schedule_times.HYPERGRAPH:
+        (database,) = databases
+        fitted = schedules.fit(database)
+        table, rule = schedules.markdown(database, fitted), schedules.emit(database, fitted)
+    else:
+        table, rule = schedules.trees_markdown(databases), schedules.emit_trees(databases)
+    out = options.out or (_TREES, _RULE)[databases[0].subject == schedule_times.HYPERGRAPH]
     options.file.with_suffix(".md").write_text(table)
-    out.write_text(schedules.emit(database, fitted))
+    out.write_text(rule)
     print(f"{table}\nwritten: {out}, {options.file.with_suffix('.md')}")
     return 0
 

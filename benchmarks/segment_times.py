@@ -261,9 +261,11 @@ def draw_calls(edges: Edges, seed: int, quick: bool = False) -> list[Call]:
             heads, keys = int(rng.choice(HEADS)), int(rng.integers(3))
             weighted, epilogue = map(bool, rng.random(2) < (0.7, 0.5))
             row_bytes = width * jnp.dtype(dtype).itemsize
-            # Heads of attention are whole words of 16 bytes.
+            # Heads of attention are of 1 to 16 words of 16 bytes: all its kernels can do these.
             if width % heads or (of_attention and row_bytes < 16 * heads):
                 heads = 1
+            if of_attention:
+                heads = max(heads, row_bytes // 256)
             count = len(edges.rows)
             limits = {
                 "attention": _MAX_ATTENTION,
@@ -374,7 +376,8 @@ def measure_all(seconds: float, quick: bool = False, seed: int = 0) -> list[Data
     databases = []
     for kind, leaves in LEAVES.items():
         of_kind = [row for row_kind, row in rows if row_kind == kind]
-        databases.append(describe(kind, list(leaves), of_kind))
+        if of_kind:
+            databases.append(describe(kind, list(leaves), of_kind))
     return databases
 
 

@@ -17,11 +17,15 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import on_cuda
 
 from jax_gnn import RelationalGraph, cli, schedules
+from jax_gnn._core import schedule as core_schedule
 from jax_gnn._core import schedule_cache
-from jax_gnn._core.schedule import Family
+from jax_gnn._core.schedule import Family, leaf
 from jax_gnn._core.schedule_cache import Tuned
+from jax_gnn._ops import use_implementation
+from jax_gnn._ops.attention.schedule import FAMILY as ATTENTION_FAMILY
 from jax_gnn._ops.hypergraph_aggregate import schedule as hypergraph_schedule
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY as HYPERGRAPH
 from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
@@ -29,6 +33,7 @@ from jax_gnn._ops.relational_aggregate.api import counts_of
 from jax_gnn._ops.relational_aggregate.schedule import FAMILY as RELATIONAL
 from jax_gnn._ops.relational_aggregate.schedule import chosen
 from jax_gnn._ops.segment_matmul.schedule import FAMILY as MATMUL
+from jax_gnn._ops.segment_reduce import schedule as segments
 from jax_gnn._ops.segment_reduce.schedule import FAMILY as SEGMENT
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes
 from jax_gnn._tuning import command, matmul, segment
@@ -39,7 +44,7 @@ from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import schedule_times
+from benchmarks import schedule_times, segment_times
 from benchmarks import schedules as rules
 from benchmarks.__main__ import main as benchmark
 from benchmarks.schedule_times import Database, Row
@@ -58,7 +63,9 @@ TUNED = Tuned(("walk", 4, 128, 77), 10.0, 15.0)
 
 PRODUCT = {"op": "segment_matmul", "rows": 900_000, "groups": 90, "k": 32, "n": 64, "itemsize": 4}
 TUNED_PRODUCT = Tuned(("persistent", 64, 0, 77), 10.0, 15.0)
-DEVICE_KIND = schedule_cache.device_kind.__wrapped__  # tests replace it
+# Tests replace these.
+DEVICE_KIND = schedule_cache.device_kind.__wrapped__
+CAPABILITY = schedule_cache.compute_capability.__wrapped__
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +73,7 @@ def cache(tmp_path, monkeypatch):
     """Set up an empty cache, on a machine with a GPU called "gpu"."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(schedule_cache, "device_kind", lambda: "gpu")
+    monkeypatch.setattr(schedule_cache, "compute_capability", lambda: None)
     clear_process_caches()
     yield schedule_cache.path()
     clear_process_caches()
@@ -319,7 +327,7 @@ def test_every_hypergraph_has_a_valid_schedule():
 def test_hypergraph_rule_chooses_for_each_sum(monkeypatch):
     queries = []
     monkeypatch.setattr(
-        hypergraph_schedule, "rounds", lambda _, features: queries.append(features) or len(queries)
+        hypergraph_schedule, "leaf", lambda _, features: queries.append(features) or len(queries)
     )
     shape = {"incidences": 80_000, "nodes": 9_000, "hyperedges": 2_000, "width": 64, "itemsize": 2}
     schedule = HYPERGRAPH.rule(*HYPERGRAPH.ops, **shape)
@@ -340,6 +348,95 @@ def test_lanes_cover_a_row(width, itemsize, lanes):
     call = segment.Call("spmm", edges(), width, {2: "float16", 4: "float32"}[itemsize])
     tried = {schedule.lanes for schedule in call.candidates() if schedule.kernel == "walk"}
     assert tried == {max(lanes // parts, 1) for parts in (1, 2, 4)}
+
+
+# Trees.
+
+
+@pytest.fixture
+def trees(monkeypatch, tmp_path):
+    """Return a function that puts trees of compute capability 1.2 in place of the library's."""
+
+    def install(**trees):
+        path = tmp_path / "trees.json"
+        path.write_text(json.dumps({"trees": {"1.2": trees}}))
+        monkeypatch.setattr(core_schedule, "TREES", path)
+        monkeypatch.setattr(schedule_cache, "compute_capability", lambda: "1.2")
+        core_schedule._trees.cache_clear()
+
+    yield install
+    core_schedule._trees.cache_clear()
+
+
+GATHERED = SHAPE | {"gather": True}
+CONTIGUOUS = "walk", 16, 64, 7
+ATTENTION = {"op": "attention", "entries": 10**6, "rows": 9, "cols": 9, "width": 64, "itemsize": 4}
+ATTENTION |= {"heads": 1, "keys": 0}
+
+
+def test_trees_of_the_gpu_come_before_the_rule_by_hand(trees, monkeypatch):
+    trees(
+        segment_sum="walk 0 64 7",
+        spmm=["entries", 1e6, ["mean_length", 9.5, "by hand", "gather 1 32 5"], "step tile"],
+        spmm_vjp="step row",
+        attention=["work", 1.6e7, "step", "walk"],
+    )
+    assert SEGMENT.choose(**SHAPE) == CONTIGUOUS
+    assert SEGMENT.choose(**GATHERED) == Schedule("gather", 8, 32, 5)
+    assert SEGMENT.choose(**GATHERED | {"entries": 1_000_001}) == segments.one_step(1_000_001)
+    assert ATTENTION_FAMILY.choose(**ATTENTION).kernel == "step"
+    assert ATTENTION_FAMILY.choose(**ATTENTION | {"width": 65}).kernel == "walk"
+    by_hand = [
+        GATHERED | {"rows": 100_000},  # by the tree
+        GATHERED | {"sums": False},
+        GATHERED | {"op": "segment_reduce_vjp", "width": 256},  # no team holds a row
+        GATHERED | {"width": 63},  # no words for the kernel "gather"
+        SHAPE | {"op": "softmax"},
+    ]
+    for call in by_hand:
+        assert SEGMENT.choose(**call) == SEGMENT.possible(segments.by_hand(**call), **call)
+    schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
+    assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule)
+    with schedules.use(Schedule("walk", 8, 128, 3)):
+        assert SEGMENT.choose(**SHAPE) == Schedule("walk", 8, 128, 3)
+    for capability in ("9.9", None):
+        monkeypatch.setattr(schedule_cache, "compute_capability", lambda kind=capability: kind)
+        assert SEGMENT.choose(**GATHERED) == segments.by_hand(**GATHERED)
+        assert ATTENTION_FAMILY.choose(**ATTENTION).kernel == "walk"
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", segment_times.LEAVES)
+def test_results_do_not_depend_on_the_leaf(kind, trees):
+    """Kernels can do every leaf that a tree may have, for calls as they are drawn."""
+    edges = segment_times.draw_edges("hubs", 700, 5.0, 0.5)
+    drawn = (segment_times.draw_calls(edges, seed) for seed in range(9))
+    calls = [call for calls in drawn for call in calls if call.kind == kind]
+    for call in [*calls[:2], next(call for call in calls if call.dtype == "float32")]:
+        operands, outputs = call.operands(), []
+        for name in segment_times.LEAVES[kind]:
+            trees(**{kind: name})
+
+            def function(*operands, call=call):  # another one for each leaf
+                with use_implementation("cuda"):
+                    return call.function(*operands)
+
+            outputs.append(jax.jit(function)(*operands))
+        tolerance = 2e-2 if call.dtype == "bfloat16" else 1e-4
+        for output in outputs[1:]:
+            for array, expected in zip(*map(jax.tree.leaves, (output, outputs[0])), strict=True):
+                np.testing.assert_allclose(
+                    *(np.asarray(x, np.float64) for x in (array, expected)),
+                    atol=tolerance * max(float(jnp.abs(expected).max()), 1),
+                    err_msg=str(call),
+                )
+
+
+def test_capability_of_mixed_devices(monkeypatch):
+    for capabilities, want in ((["9.0", "9.0"], "9.0"), (["9.0", "8.0"], None), ([], None)):
+        devices = [types.SimpleNamespace(compute_capability=value) for value in capabilities]
+        monkeypatch.setattr(jax, "local_devices", lambda backend, devices=devices: devices)
+        assert CAPABILITY() == want
 
 
 # The cache.
@@ -943,15 +1040,18 @@ def database(noise=0.0, seed=0):
         rows.append(
             Row(
                 graph=f"h{graph // 2}" + ("-twin", "-twin-cols")[graph % 2],
-                to_nodes=to_nodes,
-                incidences=incidences,
-                num_rows=num_rows,
-                width=width,
-                itemsize=4,
                 times=times,
+                shape={
+                    "to_nodes": to_nodes,
+                    "incidences": incidences,
+                    "num_rows": num_rows,
+                    "width": width,
+                    "itemsize": 4,
+                },
             )
         )
-    return Database("gpu", {"jax": "1"}, None, "2026-01-01T00:00:00", choices, rows)
+    date = "2026-01-01T00:00:00"
+    return Database("hypergraph", "gpu", {"jax": "1"}, None, date, choices, rows)
 
 
 def emitted_rule(timings, fitted):
@@ -961,7 +1061,7 @@ def emitted_rule(timings, fitted):
 
 
 def rule_choice(threads, tree, **features):
-    return threads, hypergraph_schedule.rounds(tree, features)
+    return threads, leaf(tree, features)
 
 
 def test_emitted_rule_equals_the_tree():
@@ -970,14 +1070,14 @@ def test_emitted_rule_equals_the_tree():
     choose = emitted_rule(timings, fitted)
     predicted = fitted.tree.predict(rules._features(timings)).argmin(axis=1)
     for row, best in zip(timings.rows, fitted.columns[predicted], strict=True):
-        assert choose(**row.values()) == timings.choices[best]
+        assert choose(**rules.row_features(timings, row)) == timings.choices[best]
 
 
 def test_the_rule_is_near_the_best_with_blocks_of_one_size():
     timings = database(noise=0.01)
     fitted = rules.fit(timings)
     choose = emitted_rule(timings, fitted)
-    chosen = [choose(**row.values()) for row in timings.rows]
+    chosen = [choose(**rules.row_features(timings, row)) for row in timings.rows]
     assert {threads for threads, _ in chosen} == {128}
     assert len({rounds for _, rounds in chosen}) > 2
     slower = [
@@ -1021,11 +1121,12 @@ def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
 
     monkeypatch.setattr(rules, "_grow", grow)
     log_losses = rules.cross_validate(timings, np.arange(3), {})
-    assert seen == [{f"h{number}-twin", f"h{number}-twin-cols"} for number in range(10)]
+    families = [[f"h{number}-twin", f"h{number}-twin-cols"] for number in range(10)]
+    assert sorted(map(sorted, seen)) == families
     first = [row.times[0] / min(row.times) for row in timings.rows]
     np.testing.assert_allclose(log_losses, np.minimum(np.log(first), rules.SLOWEST))
-    losses = rules.losses_by(timings, log_losses, lambda row: row.kernel)
-    mean = [log for log, row in zip(log_losses, timings.rows, strict=True) if row.to_nodes]
+    losses = rules.losses_by(timings, log_losses, rules.kernel_of)
+    mean = [log for log, row in zip(log_losses, timings.rows, strict=True) if row.shape["to_nodes"]]
     assert losses["to nodes"] == pytest.approx(np.expm1(np.mean(mean)))
 
 
@@ -1039,11 +1140,11 @@ def test_the_command_writes_rule_and_table(tmp_path, capsys):
     # Times are stored with four digits, so rows are compared within 1e-3 after a round trip.
     timings = database(noise=0.1)
     path, rule = tmp_path / "times.json", tmp_path / "rule.json"
-    schedule_times.write(timings, path)
-    again = schedule_times.read(path)
+    schedule_times.write([timings], path)
+    (again,) = schedule_times.read(path)
     assert again.choices == timings.choices
     for loaded_row, row in zip(again.rows, timings.rows, strict=True):
-        assert (loaded_row.graph, loaded_row.features()) == (row.graph, row.features())
+        assert (loaded_row.graph, loaded_row.shape) == (row.graph, row.shape)
         assert list(loaded_row.times) == pytest.approx(row.times, rel=1e-3)
     assert benchmark(["fit-schedules", str(path), "--out", str(rule)]) == 0
     shown = capsys.readouterr().out
@@ -1058,7 +1159,7 @@ def test_the_command_writes_rule_and_table(tmp_path, capsys):
     ("text", "message"),
     [
         ('{"schema": 0}', "not a database of schedules"),
-        ('{"schema": 1, "subject": "segment"}', "a database of 'segment', not of 'hypergraph'"),
+        ('[[], {"schema": 1}]', "not a database of schedules"),
     ],
 )
 def test_bad_database_files(text, message, tmp_path, capsys):
@@ -1069,10 +1170,12 @@ def test_bad_database_files(text, message, tmp_path, capsys):
 
 
 def test_the_librarys_rule_is_near_the_best_that_was_measured():
-    timings = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
+    (timings,) = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
     slowdowns, rule = rules.slowdowns(timings), hypergraph_schedule._rule()
     lost = [
-        slowdowns[number, timings.choices.index(rule_choice(*rule, **row.values()))]
+        slowdowns[
+            number, timings.choices.index(rule_choice(*rule, **rules.row_features(timings, row)))
+        ]
         for number, row in enumerate(timings.rows)
     ]
     assert np.exp(np.mean(lost)) < 1.05
@@ -1114,9 +1217,9 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     command = ["measure-schedules", "--quick", "--out", str(path)]
     assert benchmark(command) == 0
     assert "broken is left out: out of memory" in capsys.readouterr().err
-    timings = schedule_times.read(path)
+    (timings,) = schedule_times.read(path)
     incidences = len(graphs["h"]().node_idx)
-    assert [list(row.values().values()) for row in timings.rows] == [
+    assert [list(rules.row_features(timings, row).values()) for row in timings.rows] == [
         [to_nodes, *stage_features(incidences, size, width, itemsize).values()]
         for width, itemsizes in ((4, (4, 4)), (16, (2, 4)))
         for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)
@@ -1125,7 +1228,7 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     assert timings.choices == schedule_times.choices()
     for number, row in enumerate(timings.rows):
         first = number // 2 * count + 1
-        expected = [3.0] * count if row.to_nodes else list(range(first, first + count))
+        expected = [3.0] * count if row.shape["to_nodes"] else list(range(first, first + count))
         assert list(row.times) == pytest.approx(expected)
 
     # Without any graph that can be measured, no file is written.
@@ -1147,6 +1250,86 @@ def test_hypergraphs_are_measured_over_all_sizes():
         assert (np.diff(keys) > 0).all()
         assert graph.node_idx.max() < graph.num_nodes
         assert graph.hyperedge_idx.max() < graph.num_hyperedges
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", segment_times.LEAVES)
+def test_drawn_calls_have_the_shape_by_which_schedules_are_chosen(kind, monkeypatch):
+    choices = []
+    choose = Family.choose
+    monkeypatch.setattr(
+        Family, "choose", lambda self, op, **call: choices.append(call) or choose(self, op, **call)
+    )
+    edges = segment_times.draw_edges("power law", 900, 3.0, 0.7)
+    calls = segment_times.draw_calls(edges, seed=1)
+    for call in (call for call in calls if call.kind == kind):
+        with use_implementation("cuda"):
+            traced = jax.jit(call.function).trace(*call.operands())
+        choices.clear()
+        traced.lower()
+        assert call.shape in choices
+
+
+class LimitTimer:
+    """The kernel of one step is fast for fewer rows than 500, another one for more, by 50 %."""
+
+    def __init__(self, flushes):
+        pass
+
+    def measure(self, calls, repeats):
+        return {
+            (index, schedule): [1.0 + 0.5 * ((schedule.kernel == "step") != (run.args[0] < 500))]
+            for (index, schedule), run in calls.items()
+        }
+
+
+def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsys, trees):
+    monkeypatch.setattr("jax_gnn._tuning.timing.ProfilerTimer", LimitTimer)
+    monkeypatch.setattr(segment_times, "CASES", {"segment_sum": 3, "attention": 2})
+
+    def compile_all(calls, schedules_of):
+        return {
+            (index, schedule): functools.partial(print, call.edges.num_rows)
+            for index, call in enumerate(calls)
+            for schedule in schedules_of(call)
+        }
+
+    monkeypatch.setattr(segment_times, "compile_all", compile_all)
+    drawn = {
+        f"{count} {rows}": functools.partial(
+            segment_times.draw_edges, "regular", count, count / rows, 0.5, rows
+        )
+        for count in (6_000, 60_000)
+        for rows in range(50, 1_000, 90)
+    }
+    monkeypatch.setattr(segment_times, "graphs", lambda seed: drawn)
+    path, written = tmp_path / "times.json", tmp_path / "trees.json"
+    assert benchmark(["measure-schedules", "--subject", "segment", "--out", str(path)]) == 0
+    databases = schedule_times.read(path)
+    assert [database.subject for database in databases] == ["segment_sum", "attention"]
+    assert [len(database.rows) for database in databases] == [66, 44]
+    assert benchmark(["fit-schedules", str(path), "--out", str(written)]) == 0
+    table = path.with_suffix(".md").read_text()
+    assert table in capsys.readouterr().out
+    trees(**json.loads(written.read_text())["trees"][""])
+    for database in databases:
+        for row in database.rows:
+            call = {n: size for n, size in row.shape.items() if n not in schedule_times.SPREAD}
+            if database.subject == "attention":
+                schedule = ATTENTION_FAMILY.choose("attention", **call)
+            else:
+                schedule = SEGMENT.choose("segment_reduce", **call)
+            assert (schedule.kernel == "step") == (call["rows"] < 500)
+    by_hand = rules.slowdowns(databases[0])[:, -1]
+    assert rules.is_better(np.zeros(66), by_hand) and not rules.is_better(by_hand, by_hand)
+
+
+def test_what_no_kernel_can_do_counts_as_the_rule_by_hand():
+    timings = Database(
+        "spmm", "gpu", {}, None, "2026", ["step tile", "walk 0 64 9"],
+        [Row(graph="g", times=(np.inf, 2.0), by_hand=3.0, shape={})],
+    )  # fmt: skip
+    np.testing.assert_allclose(rules.slowdowns(timings), np.log([[1.5, 1.0, 1.5]]))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ TREES = Path(__file__).with_name("schedule_trees.json")
 """Decision trees by compute capability and kind of call, from ``python -m benchmarks``."""
 Tree: TypeAlias = "int | str | list[Any]"
 """A leaf; or a feature, a threshold, and the trees of features up to it and above."""
+_BY_HAND = "by hand"
 
 # A user context is part of the keys of JAX's caches: a change compiles programs again.
 _forced = jax.make_user_context(default_value=None)
@@ -134,9 +135,10 @@ def _trees() -> dict[str, dict[str, Tree]]:
 
 
 def from_tree(kind: str, features: dict[str, float]) -> str | None:
-    """Return the leaf for a kind of call on this process's GPUs, or None if there is no tree."""
-    tree = _trees().get(schedule_cache.compute_capability() or "", {}).get(kind)
-    return None if tree is None else leaf(tree, features)
+    """Return the leaf for a kind of call on this process's GPUs, or None for the rule by hand."""
+    tree = _trees().get(schedule_cache.compute_capability() or "", {}).get(kind, _BY_HAND)
+    schedule: str = leaf(tree, features)
+    return None if schedule == _BY_HAND else schedule
 
 
 def sum_features(
