@@ -275,6 +275,6 @@ def measured_rows(name: str, graph: Incidence, timer: Any, quick: bool) -> list[
                 "width": call.width,
                 "itemsize": itemsize,
             }
-            seconds = tuple(float(times[index, choice][stage]) for choice in choices())
-            rows.append(Row(graph=name, times=seconds, shape=shape))
+            stage_times = tuple(float(times[index, choice][stage]) for choice in choices())
+            rows.append(Row(graph=name, times=stage_times, shape=shape))
     return rows

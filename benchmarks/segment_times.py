@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -109,8 +109,8 @@ class Call(measure.Call[Any]):
         sums = {"segment_sum": "segment_reduce", "spmm": "segment_reduce"}
         return {**sums, "spmm_vjp": "segment_reduce_vjp"}.get(self.kind, self.kind)
 
-    @cached_property
-    def shape(self) -> dict[str, Any]:  # type: ignore[override]
+    @property
+    def shape(self) -> dict[str, Any]:
         """Arguments by which the family chooses a schedule."""
         count = len(self.edges.rows)
         gather = self.kind != "segment_sum"
@@ -182,8 +182,8 @@ class Call(measure.Call[Any]):
             factors = _numbers((count, self.heads), acc), _numbers((width,), acc)
             return _numbers(of_rows, dtype), _numbers(of_cols, dtype), rows, cols, *factors
         graph, depth = _graph(self.edges), (self.heads, width // self.heads)
-        # Scores of GAT, keys and the vector of GATv2, or queries and keys; and what is summed up.
-        parts = {
+        # GAT: scores and values. GATv2: keys and the vector. Dot products: query, key and value.
+        parts: dict[int, list[tuple[int, ...]]] = {
             0: [(graph.num_dst, depth[0]), (graph.num_src, depth[0]), (graph.num_src, *depth)],
             1: [(graph.num_dst, *depth), (graph.num_src, *depth), depth],
             2: [(graph.num_dst, *depth), (graph.num_src, *depth), (graph.num_src, *depth)],
@@ -215,13 +215,13 @@ class Call(measure.Call[Any]):
             row_key, col_key, rows, cols, factor, vector = operands
             by_row = Csr(rows, cols, num_rows=row_key.shape[0])
             matrix = SparseMatrix(by_row, by_row)
-            options = {"heads": self.heads, "slope": 0.2}
-            return leaky_sum(row_key, col_key, factor, vector, matrix, **options)
+            operands = row_key, col_key, factor, vector, matrix
+            return leaky_sum(*operands, heads=self.heads, slope=0.2)
         x, rows, cols, weight, bias = operands
         by_row = Csr(rows, cols, num_rows=self.edges.num_rows)
         matrix = SparseMatrix(by_row, by_row)  # the transpose is never read
-        options = {"reduce": "sum", "heads": self.heads, "relu": self.epilogue}
-        return segment_reduce(x, weight, matrix, None, None, None, bias, **options)
+        operands = x, weight, matrix, None, None, None, bias
+        return segment_reduce(*operands, reduce="sum", heads=self.heads, relu=self.epilogue)
 
 
 @functools.cache
@@ -237,16 +237,11 @@ def _numbers(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jnp.asarray(_pool()[:size].reshape(shape).astype(dtype))
 
 
-_GRAPHS: dict[int, Graph] = {}
-
-
+@functools.lru_cache(maxsize=1)
 def _graph(edges: Edges) -> Graph:
-    """Return the graph of some edges, built once as long as the edges are the same."""
-    if id(edges) not in _GRAPHS:
-        _GRAPHS.clear()
-        sizes = {"num_src": edges.num_cols, "num_dst": edges.num_rows}
-        _GRAPHS[id(edges)] = jax.device_put(Graph.from_edges(edges.cols, edges.rows, **sizes))
-    return _GRAPHS[id(edges)]
+    sizes = edges.num_cols, edges.num_rows
+    graph = Graph.from_edges(edges.cols, edges.rows, num_src=sizes[0], num_dst=sizes[1])
+    return jax.device_put(graph)
 
 
 def draw_calls(edges: Edges, seed: int, quick: bool = False) -> list[Call]:
@@ -304,7 +299,7 @@ def draw_edges(law: str, entries: int, mean_length: float, skew: float, seed: in
     rng = np.random.default_rng(seed)
     num_rows = max(int(entries / mean_length), 2)
     num_cols = num_rows if rng.random() < 0.7 else max(int(num_rows * 10 ** rng.uniform(-1, 1)), 2)
-    popularity = np.ones(num_rows)
+    popularity: np.ndarray = np.ones(num_rows)
     if law == "power law":
         popularity = rng.permutation(np.arange(1, num_rows + 1) ** -skew)
     elif law == "hubs":
@@ -324,8 +319,8 @@ def draw_edges(law: str, entries: int, mean_length: float, skew: float, seed: in
         ranks = num_cols * rng.random(entries) ** (1 / (1 - min(skew, 0.95)))
         cols = rng.permutation(num_cols)[np.minimum(ranks.astype(np.int64), num_cols - 1)]
     keys = np.sort(rows.astype(np.int64) * num_cols + cols % num_cols)
-    rows, cols = (ids.astype(np.int32) for ids in np.divmod(keys, num_cols))
-    return Edges(rows, cols, num_rows, num_cols)
+    row_ids, col_ids = (ids.astype(np.int32) for ids in np.divmod(keys, num_cols))
+    return Edges(row_ids, col_ids, num_rows, num_cols)
 
 
 def graphs(count: int = 96, seed: int = 0) -> Loaders:
@@ -388,7 +383,6 @@ def measured_rows(name: str, edges: Edges, timer: Any, quick: bool) -> list[tupl
     calls = draw_calls(edges, seed=len(edges.rows), quick=quick)
     compiled = compile_all(calls, lambda call: call.candidates())
     samples = timer.measure(compiled, REPEATS)
-    _GRAPHS.clear()
     rows, lengths = [], spread(edges)
     for index, call in enumerate(calls):
         schedules = call.schedules()

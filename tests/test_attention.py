@@ -25,7 +25,7 @@ from op_suite import IMPLEMENTATIONS, KERNELS
 from primitive_cases import ids, needs_kernels
 
 from jax_gnn import schedules
-from jax_gnn._core import ffi
+from jax_gnn._core import ffi, schedule_cache
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.attention import schedule, scores
 from jax_gnn._ops.attention.primitive import attention
@@ -539,9 +539,15 @@ def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> 
     return sum(text.count(call) for call in calls), text.count("whole = true")
 
 
+@pytest.fixture
+def by_hand(monkeypatch):
+    """Leave the choice of kernels to the rule by hand."""
+    monkeypatch.setattr(schedule_cache, "compute_capability", lambda: None)
+
+
 @on_cuda
 @each_kind
-def test_which_launches(kind):
+def test_which_launches(kind, by_hand):
     """Each direction is one launch.
 
     The launch of all gradients needs few entries, without an order, rows that are mostly not empty,
@@ -561,7 +567,7 @@ def test_which_launches(kind):
     assert launches(wide, 1000, 1000, is_ordered=True)[1] == 0
 
 
-def test_small_sums_get_the_kernel_of_one_step(monkeypatch):
+def test_small_sums_get_the_kernel_of_one_step(monkeypatch, by_hand):
     """The bound is on entries times tiles of 8 lanes, or 16 for keys, and on shared memory."""
 
     def step(count: int, width: int, dtype: str = "float32", *, keys: int | None = 0) -> bool:

@@ -131,7 +131,8 @@ def leaf(tree: Tree, features: dict[str, float]) -> Any:
 
 @functools.cache
 def _trees() -> dict[str, dict[str, Tree]]:
-    return cast(Any, json.loads(TREES.read_text())["trees"] if TREES.exists() else {})
+    trees: dict[str, dict[str, Tree]] = {}
+    return json.loads(TREES.read_text())["trees"] if TREES.exists() else trees
 
 
 def from_tree(kind: str, features: dict[str, float]) -> str | None:
