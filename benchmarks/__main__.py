@@ -19,6 +19,7 @@ from benchmarks import (
     sampling,
     scaling,
     schedule_times,
+    schedule_trees,
     schedules,
     sharding,
 )
@@ -237,7 +238,7 @@ def _fit_schedules(options: argparse.Namespace) -> int:
         fitted = schedules.fit(database)
         table, rule = schedules.markdown(database, fitted), schedules.emit(database, fitted)
     else:
-        table, rule = schedules.trees_markdown(databases), schedules.emit_trees(databases)
+        table, rule = schedule_trees.markdown(databases), schedule_trees.emit(databases)
     out = options.out or (_TREES, _RULE)[databases[0].subject == schedule_times.HYPERGRAPH]
     options.file.with_suffix(".md").write_text(table)
     out.write_text(rule)

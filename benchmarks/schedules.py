@@ -1,24 +1,23 @@
-"""Decision trees of schedules: fitted to measurements on a GPU.
+"""The rule for hypergraph aggregations: fitted to measurements on a GPU.
 
-``fit`` grows a tree that predicts for a shape how much slower than the best each schedule is (in
-logarithms), and takes the least in every leaf. ``emit`` and ``emit_trees`` write files of
-``jax_gnn``: the rule for hypergraph aggregations, and the trees for sums over edges and attention
-of one compute capability. How far a tree is from exhaustive search is told by cross-validation: on
-graphs that the tree has not seen.
+``fit`` grows a decision tree that predicts for a shape how much slower than the best each schedule
+is (in logarithms), takes the least in every leaf, and ``emit`` writes it as a file of
+``jax_gnn``. How far it is from exhaustive search is told by cross-validation: on graphs that the
+tree has not seen. ``schedule_trees`` has the trees of sums over edges and of attention.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks import report
-from benchmarks.schedule_times import HYPERGRAPH, SPREAD, Database, Row
+from benchmarks.schedule_times import Database, Row
 
 SLOWEST = float(np.log(4))
 """Slowdowns beyond this are alike: nobody would choose them."""
@@ -58,21 +57,12 @@ def kernel_of(row: Row) -> str:
     return "to nodes" if row.shape.get("to_nodes") else "to hyperedges"
 
 
-def row_features(database: Database, row: Row) -> dict[str, float]:
+def row_features(row: Row) -> dict[str, float]:
     """Returns what a tree may ask: what the library computes of the sizes of a call."""
-    from jax_gnn._ops.attention import schedule as attention
     from jax_gnn._ops.hypergraph_aggregate.schedule import stage_features
-    from jax_gnn._ops.segment_reduce import schedule as segments
 
-    shape = row.shape
-    if database.subject == HYPERGRAPH:
-        sizes = (shape[name] for name in ("incidences", "num_rows", "width", "itemsize"))
-        return {"to_nodes": shape["to_nodes"], **stage_features(*sizes)}
-    call = {name: size for name, size in shape.items() if name not in SPREAD}
-    features = (attention if "keys" in call else segments).tree_features(**call)
-    if database.knows_spread:
-        features |= {name: shape[name] for name in SPREAD}
-    return features
+    sizes = (row.shape[name] for name in ("incidences", "num_rows", "width", "itemsize"))
+    return {"to_nodes": row.shape["to_nodes"], **stage_features(*sizes)}
 
 
 def leaves_of(database: Database) -> list[Any]:
@@ -122,8 +112,6 @@ def choosable(database: Database) -> list[np.ndarray]:
 
     Both sums of an aggregation have blocks of one size, hence all have.
     """
-    if database.subject != HYPERGRAPH:
-        return [np.arange(len(leaves_of(database)))]
     threads = np.array([threads for threads, _ in database.choices])
     return [np.flatnonzero(threads == each) for each in np.unique(threads)]
 
@@ -144,16 +132,6 @@ def folds(database: Database, most: int) -> list[np.ndarray]:
     return [part[index] == i for i in np.unique(part)]
 
 
-def held_out(database: Database) -> np.ndarray:
-    """Log losses of all rows by trees whose size, too, was chosen without the row's graph."""
-    losses = np.zeros(len(database.rows))
-    for out in folds(database, most=5):
-        rest = [row for row, is_out in zip(database.rows, out, strict=True) if not is_out]
-        fitted = fit(replace(database, rows=rest))
-        losses[out] = _lost(fitted.tree, database, fitted.columns)[out]
-    return losses
-
-
 def losses_by(database: Database, log_losses: np.ndarray, group: Callable[[Row], str]) -> Losses:
     """Geometric means of chosen over best time, less one, for groups of rows."""
     groups = np.array([group(row) for row in database.rows])
@@ -162,7 +140,7 @@ def losses_by(database: Database, log_losses: np.ndarray, group: Callable[[Row],
 
 @functools.lru_cache(maxsize=2)
 def _features(database: Database) -> np.ndarray:
-    return np.array([list(row_features(database, row).values()) for row in database.rows], float)
+    return np.array([list(row_features(row).values()) for row in database.rows], float)
 
 
 def _grow(
@@ -185,7 +163,7 @@ def _lost(tree: Any, database: Database, columns: np.ndarray) -> np.ndarray:
 def _all_at_once(database: Database, threads: int) -> np.ndarray:
     """The same for as many rounds as it takes for all slots to be dealt out at once, or eight."""
     rounds = np.array([rounds if of == threads else np.inf for of, rounds in database.choices])
-    waves = np.array([row_features(database, row)["waves"] for row in database.rows])
+    waves = np.array([row_features(row)["waves"] for row in database.rows])
     nearest = np.abs(np.log(rounds / np.clip(waves, 1, 8)[:, None])).argmin(axis=1)
     return slowdowns(database)[np.arange(len(nearest)), nearest]
 
@@ -249,94 +227,13 @@ def _branches(database: Database, fitted: Fit, node: int) -> Any:
     """Rounds of a leaf; or a feature, a threshold, and the branches up to it and above."""
     nodes, means = fitted.tree.tree_, fitted.tree.tree_.value[:, :, 0]
     if nodes.children_left[node] < 0:
-        choice = leaves_of(database)[fitted.columns[means[node].argmin()]]
-        return choice[1] if database.subject == HYPERGRAPH else choice  # threads are the same
+        _, rounds = database.choices[fitted.columns[means[node].argmin()]]
+        return rounds  # threads are the same for all
     children = nodes.children_left[node], nodes.children_right[node]
     below, above = (_branches(database, fitted, child) for child in children)
     if below == above:  # branches that agree are one
         return below
-    names = list(row_features(database, database.rows[0]))
+    names = list(row_features(database.rows[0]))
     name, threshold = names[nodes.feature[node]], nodes.threshold[node]
     rounded = int(threshold) if name == "row_bytes" else float(f"{threshold:.4g}")
     return [name, rounded, below, above]
-
-
-# --- Trees of a compute capability ---------------------------------------------------------------
-
-WITHIN = 0.05
-"""Losses up to this count as near the best in tables."""
-
-
-def is_better(losses: np.ndarray, by_hand: np.ndarray) -> bool:
-    """Whether a tree loses less on graphs held out than the rule by hand, and is as often near."""
-    near = np.log1p(WITHIN)
-    gains = losses.mean() + NEAR < by_hand.mean()
-    return bool(gains and (losses <= near).mean() >= (by_hand <= near).mean())
-
-
-def trees_markdown(databases: Sequence[Database]) -> str:
-    """Losses of the rule by hand and of trees against exhaustive search, on graphs held out."""
-    first = databases[0]
-    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    graphs = {row.graph for database in databases for row in database.rows}
-    lines = [
-        "# Trees of schedules against the rule by hand and exhaustive search",
-        "",
-        f"{len(graphs)} graphs on {first.device}; {versions}; commit {first.commit or 'unknown'}; "
-        f"{first.date}.",
-        "Cells are the share of calls within 5 % of the best, the mean loss, the loss that 9 of 10 "
-        "calls do not exceed, and the worst loss. Trees, and their sizes, are fitted without the "
-        "graph of the call. *With spread*: the tree may ask for deviation and maximum of the rows' "
-        "lengths, too, which shapes do not tell.",
-        "",
-    ]
-    cells = []
-    for database in databases:
-        table = slowdowns(database)
-        losses = {
-            "by hand": table[:, -1],
-            "tree": held_out(database),
-            "tree with spread": held_out(replace(database, knows_spread=True)),
-            "one schedule": table[:, table[:, :-1].mean(axis=0).argmin()],
-        }
-        shipped = is_better(losses["tree"], losses["by hand"])
-        count = str(len(database.rows)), str(len(database.choices))
-        shown = [_quantiles(values) for values in losses.values()]
-        cells.append([database.subject, *count, *shown, "yes" if shipped else "no"])
-    titles = ["by hand", "tree", "tree with spread", "one schedule for all"]
-    lines += report.table(["kind", "calls", "schedules", *titles, "shipped"], cells)
-    return "\n".join([*lines, ""])
-
-
-def _quantiles(losses: np.ndarray) -> str:
-    share = (losses <= np.log1p(WITHIN)).mean()
-    quantiles = losses.mean(), np.quantile(losses, 0.9), losses.max()
-    return f"{share:.0%}; " + ", ".join(f"{np.expm1(value):.1%}" for value in quantiles)
-
-
-def emit_trees(databases: Sequence[Database]) -> str:
-    """The trees that are better than the rule by hand, as JSON that the library reads."""
-    first, texts = databases[0], []
-    for database in databases:
-        if is_better(held_out(database), slowdowns(database)[:, -1]):
-            text = _nested(_branches(database, fit(database), 0), "   ")
-            texts.append(f'   "{database.subject}": {text}')
-    provenance = (
-        "Generated by `python -m benchmarks fit-schedules` from times on "
-        f"{first.device} ({first.date[:10]}). A branch is a feature, a threshold, and the branches "
-        "up to it and above; leaves are as in `LEAVES` of benchmarks/segment_times.py."
-    )
-    trees = ",\n".join(texts)
-    return (
-        f'{{\n "provenance": {json.dumps(provenance)},\n "trees": {{\n'
-        f'  "{first.capability}": {{\n{trees}\n  }}\n }}\n}}\n'
-    )
-
-
-def _nested(tree: Any, indent: str) -> str:
-    """Returns a tree as JSON that reads like nested ifs."""
-    if not isinstance(tree, list):
-        return json.dumps(tree)
-    name, threshold, *branches = tree
-    lines = (f"{indent} {_nested(branch, indent + ' ')}" for branch in branches)
-    return f'["{name}", {threshold},\n' + ",\n".join(lines) + "]"

@@ -1,0 +1,243 @@
+"""Decision trees of schedules for sums over edges and attention, fitted to measured times.
+
+A tree of a few hundred calls alone has poor thresholds. So a forest learns the slowdown of each
+leaf first, and the tree is grown on what the forest says of some thousand similar calls (Breiman
+and Shang 1996, "Born again trees"). Splits are chosen by what calls lose, not by how often the best
+leaf is found. How far a tree is from exhaustive search is told on graphs that neither has seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.schedule_times import SPREAD, Database, Row
+from benchmarks.schedules import folds, leaves_of, slowdowns
+
+SIMILAR_CALLS = 3000
+MAX_LEAVES = 32
+MIN_CALLS = 10
+"""Least number of similar calls in a leaf."""
+
+VARIANCE = 0.1
+"""Share of the slowdowns' variance in the gain of a split.
+
+By losses alone, a split after which both sides keep their leaf gains nothing, even if it is the
+first step towards one that does.
+"""
+
+WITHIN = 0.05
+"""Losses up to this count as near the best in tables."""
+
+MIN_GAIN = 1e-3
+"""Least gain over the rule by hand, in mean loss, for which a tree is shipped."""
+
+
+def call_features(database: Database, row: Row) -> dict[str, float]:
+    """Return what a tree may ask of a call, as the library computes it."""
+    from jax_gnn._ops.attention import schedule as attention
+    from jax_gnn._ops.segment_reduce import schedule as segments
+
+    call = {name: size for name, size in row.shape.items() if name not in SPREAD}
+    features = (attention if "keys" in call else segments).tree_features(**call)
+    if database.knows_spread:
+        features |= {name: row.shape[name] for name in SPREAD}
+    return features
+
+
+@functools.lru_cache(maxsize=4)
+def _features(database: Database) -> np.ndarray:
+    return np.array([list(call_features(database, row).values()) for row in database.rows], float)
+
+
+def similar_calls(database: Database, rows: Sequence[Row], count: int) -> Database:
+    """Draw calls: sizes near those of one row, with width, dtype and options of another."""
+    rng = np.random.default_rng(0)
+    drawn = []
+    for _ in range(count):
+        graph, call = (rows[i].shape for i in rng.integers(len(rows), size=2))
+        factors = 10 ** rng.normal(0, 0.1, 2)
+        sizes = {
+            "entries": max(int(graph["entries"] * factors[0]), 1),
+            "rows": max(int(graph["rows"] * factors.prod()), 1),
+            "cols": max(int(graph["cols"] * factors.prod()), 1),
+        }
+        if graph["cols"] == graph["entries"]:  # each entry reads its own row
+            sizes["cols"] = sizes["entries"]
+        spread = {name: graph[name] for name in SPREAD}
+        drawn.append(Row(graph="", times=(), shape={**call, **sizes, **spread}))
+    return replace(database, rows=drawn)
+
+
+def fit(database: Database, used: np.ndarray) -> Any:
+    """Return a tree as `jax_gnn._core.schedule.leaf` reads it, fitted to the ``used`` rows."""
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    forest = ExtraTreesRegressor(300, min_samples_leaf=2, random_state=0, n_jobs=-1)
+    forest.fit(_features(database)[used], slowdowns(database)[used])
+    rows = [row for row, is_used in zip(database.rows, used, strict=True) if is_used]
+    features = _features(similar_calls(database, rows, SIMILAR_CALLS))
+    names = list(call_features(database, rows[0]))
+    return grow(names, features, forest.predict(features), leaves_of(database))
+
+
+def grow(names: list[str], features: np.ndarray, losses: np.ndarray, leaves: list[Any]) -> Any:
+    """Return a tree that loses little, grown at the node that gains most from a split.
+
+    Args:
+        names: names of the features.
+        features: (calls, features).
+        losses: (calls, leaves), logarithms of times over the best.
+        leaves: what the tree returns for each column of ``losses``.
+    """
+    splits: dict[int, tuple[float, int, float]] = {}
+    nodes: list[np.ndarray] = [np.arange(len(features))]
+    children: dict[int, tuple[int, int]] = {}
+    splits[0] = _best_split(features, losses)
+    while len(splits) < MAX_LEAVES:
+        node = max(splits, key=lambda node: splits[node][0])
+        gain, feature, threshold = splits[node]
+        if gain <= 0:
+            break
+        is_low = features[nodes[node], feature] <= threshold
+        children[node] = len(nodes), len(nodes) + 1
+        for calls in (nodes[node][is_low], nodes[node][~is_low]):
+            splits[len(nodes)] = _best_split(features[calls], losses[calls])
+            nodes.append(calls)
+        children[node] += (splits.pop(node)[1:],)  # type: ignore[assignment]
+
+    def tree(node: int) -> Any:
+        if node not in children:
+            return leaves[losses[nodes[node]].sum(0).argmin()]
+        low, high, (feature, threshold) = children[node]  # type: ignore[misc]
+        branches = tree(low), tree(high)
+        if branches[0] == branches[1]:  # branches that agree are one
+            return branches[0]
+        return [names[feature], threshold, *branches]
+
+    return tree(0)
+
+
+def _best_split(features: np.ndarray, losses: np.ndarray) -> tuple[float, int, float]:
+    """Return the gain, the feature and the threshold of the best split; gain 0 if there is none."""
+    best = 0.0, 0, 0.0
+    count, total = len(losses), losses.sum(0)
+    for feature in range(features.shape[1]):
+        order = np.argsort(features[:, feature], kind="stable")
+        values, sums = features[order, feature], np.cumsum(losses[order], axis=0)
+        sizes = np.arange(MIN_CALLS, count - MIN_CALLS + 1)
+        sizes = sizes[values[sizes - 1] < values[sizes]] if len(sizes) else sizes
+        if not len(sizes):
+            continue
+        low = sums[sizes - 1]
+        high, others = total - low, (count - sizes)[:, None]
+        gains = total.min() - low.min(1) - high.min(1)
+        squares = low**2 / sizes[:, None] + high**2 / others - total**2 / count
+        gains += VARIANCE * squares.sum(1)
+        i = int(gains.argmax())
+        if gains[i] > best[0]:
+            middle = (values[sizes[i] - 1] + values[sizes[i]]) / 2
+            best = float(gains[i]), feature, float(f"{middle:.4g}")
+    return best
+
+
+def chosen_losses(database: Database, tree: Any, rows: np.ndarray) -> np.ndarray:
+    """Return logarithms of chosen over best time for some rows, by mask."""
+    from jax_gnn._core.schedule import leaf
+
+    columns = {name: i for i, name in enumerate(leaves_of(database))}
+    chosen = [
+        columns[leaf(tree, call_features(database, database.rows[i]))] for i in np.flatnonzero(rows)
+    ]
+    return slowdowns(database)[rows, chosen]
+
+
+@functools.lru_cache(maxsize=16)
+def held_out(database: Database) -> np.ndarray:
+    """Return log losses of all rows, each by a tree that was fitted without the row's graph."""
+    losses = np.zeros(len(database.rows))
+    for out in folds(database, most=10):
+        losses[out] = chosen_losses(database, fit(database, ~out), out)
+    return losses
+
+
+# --- The table, and the file of the library ------------------------------------------------------
+
+
+def is_better(losses: np.ndarray, by_hand: np.ndarray) -> bool:
+    """Whether a tree loses less than the rule by hand, and is near the best as often."""
+    near = np.log1p(WITHIN)
+    gains = losses.mean() + MIN_GAIN < by_hand.mean()
+    return bool(gains and (losses <= near).mean() >= (by_hand <= near).mean())
+
+
+def markdown(databases: Sequence[Database]) -> str:
+    """Return a table of what the rule by hand and trees lose against exhaustive search."""
+    first = databases[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    graphs = {row.graph for database in databases for row in database.rows}
+    lines = [
+        "# Trees of schedules against the rule by hand and exhaustive search",
+        "",
+        f"{len(graphs)} graphs on {first.device}; {versions}; commit {first.commit or 'unknown'}; "
+        f"{first.date}.",
+        "Cells are the share of calls within 5 % of the best schedule, the mean loss, the loss "
+        "that 9 of 10 calls do not exceed, and the worst loss. Trees are fitted without the graph "
+        "of the call. *With spread*: the tree may ask for deviation and maximum of the rows' "
+        "lengths, too, which shapes do not tell.",
+        "",
+    ]
+    cells = []
+    for database in databases:
+        table = slowdowns(database)
+        by_hand, tree = table[:, -1], held_out(database)
+        shown = (
+            *(by_hand, tree, held_out(replace(database, knows_spread=True))),
+            table[:, table[:, :-1].mean(axis=0).argmin()],
+        )
+        count = str(len(database.rows)), str(len(database.choices))
+        is_shipped = "yes" if is_better(tree, by_hand) else "no"
+        cells.append([database.subject, *count, *map(_quantiles, shown), is_shipped])
+    titles = ["by hand", "tree", "tree with spread", "one schedule for all"]
+    lines += report.table(["kind", "calls", "schedules", *titles, "shipped"], cells)
+    return "\n".join([*lines, ""])
+
+
+def _quantiles(losses: np.ndarray) -> str:
+    share = (losses <= np.log1p(WITHIN)).mean()
+    quantiles = losses.mean(), np.quantile(losses, 0.9), losses.max()
+    return f"{share:.0%}; " + ", ".join(f"{np.expm1(value):.1%}" for value in quantiles)
+
+
+def emit(databases: Sequence[Database]) -> str:
+    """Return the trees that are better than the rule by hand, as JSON that the library reads."""
+    first, texts = databases[0], []
+    for database in databases:
+        if is_better(held_out(database), slowdowns(database)[:, -1]):
+            text = _nested(fit(database, np.full(len(database.rows), True)), "   ")
+            texts.append(f'   "{database.subject}": {text}')
+    provenance = (
+        "Generated by `python -m benchmarks fit-schedules` from times on "
+        f"{first.device} ({first.date[:10]}). A branch is a feature, a threshold, and the branches "
+        "up to it and above; leaves are as in `LEAVES` of benchmarks/segment_times.py."
+    )
+    trees = ",\n".join(texts)
+    return (
+        f'{{\n "provenance": {json.dumps(provenance)},\n "trees": {{\n'
+        f'  "{first.capability}": {{\n{trees}\n  }}\n }}\n}}\n'
+    )
+
+
+def _nested(tree: Any, indent: str) -> str:
+    """Return a tree as JSON that reads like nested ifs."""
+    if not isinstance(tree, list):
+        return json.dumps(tree)
+    name, threshold, *branches = tree
+    lines = (f"{indent} {_nested(branch, indent + ' ')}" for branch in branches)
+    return f'["{name}", {threshold:g},\n' + ",\n".join(lines) + "]"
