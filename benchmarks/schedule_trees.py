@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.schedule_times import SPREAD, Database, Row
-from benchmarks.schedules import folds, leaves_of, slowdowns
+from benchmarks.schedules import BY_HAND, folds, leaves_of, slowdowns
 
 SIMILAR_CALLS = 3000
 MAX_LEAVES = 32
@@ -76,7 +76,10 @@ def similar_calls(database: Database, rows: Sequence[Row], count: int) -> Databa
 
 
 def fit(database: Database, used: np.ndarray) -> Any:
-    """Return a tree as `jax_gnn._core.schedule.leaf` reads it, fitted to the ``used`` rows."""
+    """Return a tree as `jax_gnn._core.schedule.leaf` reads it, fitted to the ``used`` rows.
+
+    Calls with more entries or wider rows than any of these are left to the rule by hand.
+    """
     from sklearn.ensemble import ExtraTreesRegressor
 
     forest = ExtraTreesRegressor(300, min_samples_leaf=2, random_state=0, n_jobs=-1)
@@ -84,7 +87,11 @@ def fit(database: Database, used: np.ndarray) -> Any:
     rows = [row for row, is_used in zip(database.rows, used, strict=True) if is_used]
     features = _features(similar_calls(database, rows, SIMILAR_CALLS))
     names = list(call_features(database, rows[0]))
-    return grow(names, features, forest.predict(features), leaves_of(database))
+    tree = grow(names, features, forest.predict(features), leaves_of(database))
+    for name in ("row_bytes", "entries"):
+        most = _features(database)[used, names.index(name)].max()
+        tree = [name, float(f"{1.01 * most:.3g}"), tree, BY_HAND]
+    return tree
 
 
 def grow(names: list[str], features: np.ndarray, losses: np.ndarray, leaves: list[Any]) -> Any:
@@ -96,30 +103,26 @@ def grow(names: list[str], features: np.ndarray, losses: np.ndarray, leaves: lis
         losses: (calls, leaves), logarithms of times over the best.
         leaves: what the tree returns for each column of ``losses``.
     """
-    splits: dict[int, tuple[float, int, float]] = {}
-    nodes: list[np.ndarray] = [np.arange(len(features))]
-    children: dict[int, tuple[int, int]] = {}
-    splits[0] = _best_split(features, losses)
-    while len(splits) < MAX_LEAVES:
-        node = max(splits, key=lambda node: splits[node][0])
-        gain, feature, threshold = splits[node]
+    calls = [np.arange(len(features))]  # of each node
+    gains = {0: _best_split(features, losses)}  # of nodes that are not split yet
+    children: dict[int, tuple[int, int, int, float]] = {}
+    while len(gains) < MAX_LEAVES:
+        node = max(gains, key=lambda node: gains[node][0])
+        gain, feature, threshold = gains.pop(node)
         if gain <= 0:
             break
-        is_low = features[nodes[node], feature] <= threshold
-        children[node] = len(nodes), len(nodes) + 1
-        for calls in (nodes[node][is_low], nodes[node][~is_low]):
-            splits[len(nodes)] = _best_split(features[calls], losses[calls])
-            nodes.append(calls)
-        children[node] += (splits.pop(node)[1:],)  # type: ignore[assignment]
+        children[node] = len(calls), len(calls) + 1, feature, threshold
+        is_low = features[calls[node], feature] <= threshold
+        for part in (calls[node][is_low], calls[node][~is_low]):
+            gains[len(calls)] = _best_split(features[part], losses[part])
+            calls.append(part)
 
     def tree(node: int) -> Any:
         if node not in children:
-            return leaves[losses[nodes[node]].sum(0).argmin()]
-        low, high, (feature, threshold) = children[node]  # type: ignore[misc]
-        branches = tree(low), tree(high)
-        if branches[0] == branches[1]:  # branches that agree are one
-            return branches[0]
-        return [names[feature], threshold, *branches]
+            return leaves[losses[calls[node]].sum(0).argmin()]
+        *nodes, feature, threshold = children[node]
+        low, high = map(tree, nodes)
+        return low if low == high else [names[feature], threshold, low, high]
 
     return tree(0)
 
@@ -153,7 +156,8 @@ def chosen_losses(database: Database, tree: Any, rows: np.ndarray) -> np.ndarray
 
     columns = {name: i for i, name in enumerate(leaves_of(database))}
     chosen = [
-        columns[leaf(tree, call_features(database, database.rows[i]))] for i in np.flatnonzero(rows)
+        columns[leaf(tree, call_features(database, database.rows[i]))]
+        for i in np.flatnonzero(rows).tolist()
     ]
     return slowdowns(database)[rows, chosen]
 

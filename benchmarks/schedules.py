@@ -75,12 +75,13 @@ def leaves_of(database: Database) -> list[Any]:
 def slowdowns(database: Database) -> np.ndarray:
     """Logarithms of time over the row's best: (rows, leaves), `SLOWEST` at most.
 
-    A schedule that no kernel can do counts as that by hand, which the library takes instead.
+    A schedule that no kernel can do counts as that by hand, which the library takes instead, and
+    one percent more, so that trees name the rule by hand.
     """
     times = np.array([row.times for row in database.rows], dtype=float)
     if BY_HAND in leaves_of(database):
         by_hand = np.array([[row.by_hand] for row in database.rows], dtype=float)
-        times = np.hstack([np.where(np.isfinite(times), times, by_hand), by_hand])
+        times = np.hstack([np.where(np.isfinite(times), times, 1.01 * by_hand), by_hand])
     return np.minimum(np.log(times / times.min(axis=1, keepdims=True)), SLOWEST)
 
 

@@ -68,7 +68,6 @@ MAX_BYTES = 2**32
 
 # Most entries of attention and of one step: about four times the limits by hand.
 _MAX_ATTENTION, _MAX_GRADIENTS, _MAX_SLOPES = 2**18, 2**17, 2**20
-_MAX_STEP = 2**20
 
 
 # --- Calls ---------------------------------------------------------------------------------------
@@ -147,7 +146,9 @@ class Call(measure.Call[Any]):
                 schedules[leaf] = attention.AttentionSchedule(leaf)  # type: ignore[arg-type]
                 continue
             schedule = segments.from_leaf(leaf, **self.shape)
-            is_large = schedule.kernel == "step" and len(self.edges.rows) > _MAX_STEP
+            is_large = (
+                schedule.kernel == "step" and len(self.edges.rows) > segments.MAX_MEASURED_STEP
+            )
             if not is_large and super().effective(schedule) == schedule:
                 schedules[leaf] = self.effective(schedule)
         return schedules

@@ -44,7 +44,7 @@ from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import schedule_times, segment_times
+from benchmarks import schedule_times, schedule_trees, segment_times
 from benchmarks import schedules as rules
 from benchmarks.__main__ import main as benchmark
 from benchmarks.schedule_times import Database, Row
@@ -392,6 +392,7 @@ def test_trees_of_the_gpu_come_before_the_rule_by_hand(trees, monkeypatch):
         GATHERED | {"op": "segment_reduce_vjp", "width": 256},  # no team holds a row
         GATHERED | {"width": 63},  # no words for the kernel "gather"
         SHAPE | {"op": "softmax"},
+        SHAPE | {"itemsize": 8},
     ]
     for call in by_hand:
         assert SEGMENT.choose(**call) == SEGMENT.possible(segments.by_hand(**call), **call)
@@ -1070,14 +1071,14 @@ def test_emitted_rule_equals_the_tree():
     choose = emitted_rule(timings, fitted)
     predicted = fitted.tree.predict(rules._features(timings)).argmin(axis=1)
     for row, best in zip(timings.rows, fitted.columns[predicted], strict=True):
-        assert choose(**rules.row_features(timings, row)) == timings.choices[best]
+        assert choose(**rules.row_features(row)) == timings.choices[best]
 
 
 def test_the_rule_is_near_the_best_with_blocks_of_one_size():
     timings = database(noise=0.01)
     fitted = rules.fit(timings)
     choose = emitted_rule(timings, fitted)
-    chosen = [choose(**rules.row_features(timings, row)) for row in timings.rows]
+    chosen = [choose(**rules.row_features(row)) for row in timings.rows]
     assert {threads for threads, _ in chosen} == {128}
     assert len({rounds for _, rounds in chosen}) > 2
     slower = [
@@ -1173,9 +1174,7 @@ def test_the_librarys_rule_is_near_the_best_that_was_measured():
     (timings,) = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
     slowdowns, rule = rules.slowdowns(timings), hypergraph_schedule._rule()
     lost = [
-        slowdowns[
-            number, timings.choices.index(rule_choice(*rule, **rules.row_features(timings, row)))
-        ]
+        slowdowns[number, timings.choices.index(rule_choice(*rule, **rules.row_features(row)))]
         for number, row in enumerate(timings.rows)
     ]
     assert np.exp(np.mean(lost)) < 1.05
@@ -1219,7 +1218,7 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     assert "broken is left out: out of memory" in capsys.readouterr().err
     (timings,) = schedule_times.read(path)
     incidences = len(graphs["h"]().node_idx)
-    assert [list(rules.row_features(timings, row).values()) for row in timings.rows] == [
+    assert [list(rules.row_features(row).values()) for row in timings.rows] == [
         [to_nodes, *stage_features(incidences, size, width, itemsize).values()]
         for width, itemsizes in ((4, (4, 4)), (16, (2, 4)))
         for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)
@@ -1286,6 +1285,7 @@ class LimitTimer:
 def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsys, trees):
     monkeypatch.setattr("jax_gnn._tuning.timing.ProfilerTimer", LimitTimer)
     monkeypatch.setattr(segment_times, "CASES", {"segment_sum": 3, "attention": 2})
+    monkeypatch.setattr(schedule_trees, "SIMILAR_CALLS", 500)
 
     def compile_all(calls, schedules_of):
         return {
@@ -1312,6 +1312,7 @@ def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsy
     table = path.with_suffix(".md").read_text()
     assert table in capsys.readouterr().out
     trees(**json.loads(written.read_text())["trees"][""])
+    wrong = 0
     for database in databases:
         for row in database.rows:
             call = {n: size for n, size in row.shape.items() if n not in schedule_times.SPREAD}
@@ -1319,9 +1320,42 @@ def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsy
                 schedule = ATTENTION_FAMILY.choose("attention", **call)
             else:
                 schedule = SEGMENT.choose("segment_reduce", **call)
-            assert (schedule.kernel == "step") == (call["rows"] < 500)
+            wrong += (schedule.kernel == "step") != (call["rows"] < 500)
+    assert wrong <= 6  # thresholds are between graphs, which have 50 rows, 140, and so on
     by_hand = rules.slowdowns(databases[0])[:, -1]
-    assert rules.is_better(np.zeros(66), by_hand) and not rules.is_better(by_hand, by_hand)
+    assert schedule_trees.is_better(np.zeros(66), by_hand)
+    assert not schedule_trees.is_better(by_hand, by_hand)
+
+
+def test_shipped_trees_lose_less_than_the_rule_by_hand_where_they_were_fitted():
+    shipped = json.loads(core_schedule.TREES.read_text())["trees"]
+    databases = schedule_times.read(RESULTS / "segment_schedules-nvidia-h200.json")
+    assert [*shipped] == [databases[0].capability]
+    (trees,) = shipped.values()
+    assert len(trees) >= 4
+    for database in databases:
+        if database.subject in trees:
+            everything = np.full(len(database.rows), True)
+            losses = schedule_trees.chosen_losses(database, trees[database.subject], everything)
+            by_hand = rules.slowdowns(database)[:, -1]
+            assert schedule_trees.is_better(losses, by_hand)
+            assert losses.mean() < 0.6 * by_hand.mean()
+
+
+def test_grown_trees_lose_nothing_that_splits_can_avoid(monkeypatch):
+    """Neither of the first splits gains by itself: the best leaf is an exclusive or."""
+    x, y = np.divmod(np.arange(400), 20)
+    differ = (x < 10) != (y < 7)
+    losses = np.array([differ, ~differ, np.full(400, 0.9)]).T.astype(float)
+    tree = schedule_trees.grow(
+        ["x", "y"], np.array([x, y]).T.astype(float), losses, ["a", "b", "c"]
+    )
+    chosen = [leaf(tree, {"x": i, "y": j}) for i, j in zip(x, y, strict=True)]
+    assert chosen == np.where(differ, "b", "a").tolist()
+    same = schedule_trees.grow(
+        ["x"], x[:, None].astype(float), losses * 0 + [1, 0, 1], ["a", "b", "c"]
+    )
+    assert same == "b"
 
 
 def test_what_no_kernel_can_do_counts_as_the_rule_by_hand():
@@ -1329,7 +1363,7 @@ def test_what_no_kernel_can_do_counts_as_the_rule_by_hand():
         "spmm", "gpu", {}, None, "2026", ["step tile", "walk 0 64 9"],
         [Row(graph="g", times=(np.inf, 2.0), by_hand=3.0, shape={})],
     )  # fmt: skip
-    np.testing.assert_allclose(rules.slowdowns(timings), np.log([[1.5, 1.0, 1.5]]))
+    np.testing.assert_allclose(rules.slowdowns(timings), np.log([[1.515, 1.0, 1.5]]))
 
 
 @pytest.mark.parametrize(

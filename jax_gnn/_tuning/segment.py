@@ -12,7 +12,14 @@ import numpy as np
 
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
-from jax_gnn._ops.segment_reduce.schedule import FAMILY, Kernel, Schedule, covering_lanes, one_step
+from jax_gnn._ops.segment_reduce.schedule import (
+    FAMILY,
+    MAX_MEASURED_STEP,
+    Kernel,
+    Schedule,
+    covering_lanes,
+    one_step,
+)
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._tuning import measure
 from jax_gnn._tuning.measure import numbers
@@ -22,9 +29,6 @@ OPS: tuple[Op, ...] = get_args(Op)
 
 # Multiples of the multiprocessors of an H100 or H200, each of which holds two to five blocks.
 _BLOCKS = tuple(132 * factor for factor in (1, 2, 3, 4, 5, 6, 8, 16, 32))
-
-# Entries up to which the kernel of one step is measured: four times the limit of the rule.
-_MAX_STEP_ENTRIES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +89,7 @@ class Call(measure.Call[Schedule]):
             for blocks in _BLOCKS
         ]
         num_entries = len(self.edges.rows)
-        return [*schedules, *([one_step(num_entries)] if num_entries <= _MAX_STEP_ENTRIES else [])]
+        return [*schedules, *([one_step(num_entries)] if num_entries <= MAX_MEASURED_STEP else [])]
 
     def effective(self, schedule: Schedule) -> Schedule:
         """Limit the blocks so that there are no more teams than entries."""

@@ -90,7 +90,7 @@ def tree_features(
 
 def _from_rule(op: str, **call: int) -> AttentionSchedule:
     """Return the kernel of the tree of this process's GPUs, or that by hand without a tree."""
-    leaf = from_tree(op, tree_features(**call))
+    leaf = from_tree(op, tree_features(**call)) if call["itemsize"] <= 4 else None
     return AttentionSchedule(cast(Kernel, leaf)) if leaf else by_hand(op, **call)
 
 

@@ -51,6 +51,9 @@ class Schedule(NamedTuple):
 _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 8
 _MAX_ENTRIES, _MAX_FEATURES, _MAX_WEIGHTS = 2**30, 2**20, 2**32
 
+MAX_MEASURED_STEP = 2**20
+"""Entries up to which the kernel of one step is measured: four times the limit of the rule."""
+
 # Measured on an H200: the largest product of entries and tiles of a team for which one step is
 # faster, in general, for rows with an epilogue, and for both gradients of a weighted sum.
 _SMALL = 2**18
@@ -121,8 +124,10 @@ def by_hand(
     return Schedule("walk", lanes, *((256, 264) if few_blocks else (128, 528)))
 
 
-def tree_of(op: str, *, gather: bool, sums: bool = True, **call: Any) -> str | None:
-    """Return the kind of call by which trees are named, as in `by_hand`, or None without a tree."""
+def tree_of(op: str, *, gather: bool, itemsize: int, sums: bool = True, **call: Any) -> str | None:
+    """Return the kind by which trees of calls as in `by_hand` are named, or None without trees."""
+    if itemsize > 4:
+        return None
     if op == "segment_reduce" and sums:
         return "spmm" if gather else "segment_sum"
     return "spmm_vjp" if op == "segment_reduce_vjp" and gather else None
@@ -174,12 +179,14 @@ def from_leaf(leaf: str, *, entries: int, width: int, itemsize: int, **call: Any
 def _from_rule(op: str, **call: Any) -> Schedule:
     """Return the schedule of the tree of this process's GPUs; without one, that by hand.
 
-    It is that by hand, too, if the tree names a kernel that cannot do the call.
+    It is that by hand, too, if the tree names a kernel that cannot do the call, or that was not
+    measured for so many entries.
     """
     kind = tree_of(op, **call)
     if kind and (leaf := from_tree(kind, tree_features(**call))):
         schedule = from_leaf(leaf, **call)
-        if _possible(schedule, op, **call) == schedule:
+        is_measured = schedule.kernel != "step" or call["entries"] <= MAX_MEASURED_STEP
+        if is_measured and _possible(schedule, op, **call) == schedule:
             return schedule
     return by_hand(op, **call)
 
