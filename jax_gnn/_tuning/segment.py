@@ -11,15 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._ops.segment_reduce import schedule as segments
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
-from jax_gnn._ops.segment_reduce.schedule import (
-    FAMILY,
-    MAX_MEASURED_STEP,
-    Kernel,
-    Schedule,
-    covering_lanes,
-    one_step,
-)
+from jax_gnn._ops.segment_reduce.schedule import FAMILY, Kernel, Schedule, covering_lanes, one_step
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._tuning import measure
 from jax_gnn._tuning.measure import numbers
@@ -89,7 +83,9 @@ class Call(measure.Call[Schedule]):
             for blocks in _BLOCKS
         ]
         num_entries = len(self.edges.rows)
-        return [*schedules, *([one_step(num_entries)] if num_entries <= MAX_MEASURED_STEP else [])]
+        if num_entries <= segments.MAX_MEASURED_STEP:
+            schedules.append(one_step(num_entries))
+        return schedules
 
     def effective(self, schedule: Schedule) -> Schedule:
         """Limit the blocks so that there are no more teams than entries."""

@@ -177,10 +177,9 @@ def from_leaf(leaf: str, *, entries: int, width: int, itemsize: int, **call: Any
 
 
 def _from_rule(op: str, **call: Any) -> Schedule:
-    """Return the schedule of the tree of this process's GPUs; without one, that by hand.
+    """Return the schedule of the tree of this process's GPUs, else that by hand.
 
-    It is that by hand, too, if the tree names a kernel that cannot do the call, or that was not
-    measured for so many entries.
+    A tree may name a kernel that cannot do the call, or was not measured for so many entries.
     """
     kind = tree_of(op, **call)
     if kind and (leaf := from_tree(kind, tree_features(**call))):
