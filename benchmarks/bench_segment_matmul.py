@@ -115,8 +115,11 @@ def product(mode: str, **options: Any) -> Callable[..., Any]:
 
 
 def jax_gnn_candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """The op as users call it."""
+    """The op as users call it, and ``dW`` added in any order."""
     yield jax_candidate(OURS, product(case.mode), problem, (groups.sizes,), INPUTS)
+    if case.mode == "dW":
+        any_order = product(case.mode, deterministic=False)
+        yield jax_candidate(f"{OURS}, any order", any_order, problem, (groups.sizes,), INPUTS)
 
 
 # Plain JAX.
@@ -287,8 +290,11 @@ def fasten_candidates(
     if case.dtype not in ("float32", "float16"):
         yield skipped("FASTEN", "no kernel for this dtype")
         return
-    function = published.Fasten(checkout, case.mode, groups.sizes)
-    yield Candidate("FASTEN", function, tuple(problem.inputs[name] for name in INPUTS))
+    factors = tuple(problem.inputs[name] for name in INPUTS)
+    yield Candidate("FASTEN", published.Fasten(checkout, case.mode, groups.sizes), factors)
+    if case.mode == "dW":
+        in_order = published.Fasten(checkout, case.mode, groups.sizes, (True,))
+        yield Candidate("FASTEN, deterministic", in_order, factors)
 
 
 OP = Op(

@@ -579,9 +579,21 @@ class Fasten:
     Their tuner chooses a kernel for the first tiles; then the tiles are chosen with which it is
     fastest, for ``dW`` also whether sums are added by atomics. Tiles lie on the device beforehand.
     It is called with the factors of the mode.
+
+    Args:
+        checkout: Their repository.
+        sizes: Rows of each group.
+        deterministic: Of ``dW``, which ways to add sums are tried.
     """
 
-    def __init__(self, checkout: Path, mode: str, sizes: np.ndarray) -> None:
+    def __init__(
+        self,
+        checkout: Path,
+        mode: str,
+        sizes: np.ndarray,
+        deterministic: tuple[bool, ...] = (False, True),
+    ) -> None:
+        self._deterministic = deterministic if mode == "dW" else (False,)
         if str(checkout) not in sys.path:
             sys.path.append(str(checkout))
         self._mode, self._sizes = mode, sizes
@@ -618,8 +630,7 @@ class Fasten:
         def options(choice: tuple[int, bool]) -> dict[str, Any]:
             return {**tiles[choice[0]], "deterministic": choice[1]}
 
-        deterministic = (False, True) if self._mode == "dW" else (False,)
-        choices = itertools.product(range(len(tiles)), deterministic)
+        choices = itertools.product(range(len(tiles)), self._deterministic)
         best = _fastest(choices, lambda choice: product(**options(choice)))
         return config, options(best)
 
