@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,10 +51,13 @@ def run(settings: Settings, width: int) -> report.Document:
         command = [
             *("ncu", "--profile-from-start", "off", "--metrics", ",".join(METRICS)),
             *options.split(),
-            *(sys.executable, "-m", "benchmarks.dram", *values, *settings.patterns),
+            *(sys.executable, "-P", "-m", "benchmarks.dram", *values, *settings.patterns),
         ]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment
+            )
         except FileNotFoundError:
             raise RuntimeError("ncu, NVIDIA's Nsight Compute, is not installed") from None
         except subprocess.CalledProcessError as error:
