@@ -16,6 +16,7 @@ from benchmarks import (
     dram,
     epochs,
     minibatch,
+    papers,
     report,
     sampling,
     scaling,
@@ -80,6 +81,9 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
 
     add = command("render", "print the tables of a report, draw its plot again", _render)
     add("file", type=Path)
+    title = "write the numbers, tables and pictures of README and docs/papers.md"
+    add = command("papers", title, lambda options: papers.run(options.check))
+    add("--check", action="store_true", help="change nothing; 1 if a page differs from the results")
     title = "time hypergraph aggregations under all schedules, on a GPU"
     add = command("measure-schedules", title, _measure_schedules)
     add("--data", type=Path, help="folder with real graphs")

@@ -255,10 +255,24 @@ def _floor_fraction(document: Document, mode: str) -> float | None:
 def _medians(document: Document, shown: Callable[..., str]) -> list[str]:
     names = _candidate_names(document)
     rows = [
-        [case["name"], *(shown(_median(timed(case).get(name))) for name in names)]
+        [case["name"], *(_outcome(rows_of_case.get(name), shown) for name in names)]
         for case in document["cases"]
+        for rows_of_case in [{row["name"]: row for row in case["candidates"]}]
     ]
     return table(["case", *names], rows)
+
+
+MEMORY = "out of memory"
+"""In messages of JAX and torch, and in our reasons; a word of the tables."""
+
+
+def _outcome(row: Row | None, shown: Callable[..., str]) -> str:
+    """A candidate's median, or in a word why it has none."""
+    if row is None or row["status"] == "timed":
+        return shown(_median(row))
+    if row["status"] == "wrong":
+        return "wrong"
+    return MEMORY if MEMORY in row["reason"].lower() else "-"
 
 
 def _details(document: Document) -> list[str]:

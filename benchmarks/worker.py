@@ -189,6 +189,7 @@ class _Session:
     def _prepare_one(self, case: Case, problem: Problem, candidate: Candidate) -> dict[str, Any]:
         tolerance = problem.tolerance or TOLERANCE[case.dtype]
         row: dict[str, Any] = {"name": candidate.name, "status": "timed", "error": None}
+        row["details"] = dict(candidate.details)
         if candidate.skip:
             return row | {"status": "skipped", "reason": candidate.skip}
         try:
@@ -207,8 +208,7 @@ class _Session:
             return row | {"status": "wrong", "error": float(error), "reason": reason}
         for method, call in calls.items():
             self._calls[case.name, candidate.name, method] = call
-        found = {"error": float(error), "scratch_bytes": scratch, "reason": ""}
-        return row | found | {"details": dict(candidate.details)}
+        return row | {"error": float(error), "scratch_bytes": scratch, "reason": ""}
 
     def _error(self, output: Any, expected: Expected) -> float:
         if tuple(output.shape) != expected.shape:

@@ -29,6 +29,7 @@ from benchmarks import (
     dram,
     epochs,
     minibatch,
+    papers,
     problems,
     report,
     sampling,
@@ -1041,3 +1042,59 @@ def test_an_exported_tree_names_its_commit(tmp_path):
     assert report.commit(tmp_path) is None
     (tmp_path / ".commit").write_text("0123456789ab\n")
     assert report.commit(tmp_path) == "0123456789ab"
+
+
+def test_fields_of_a_page_are_filled(tmp_path, monkeypatch):
+    def row(name, us, family="peer", **more):
+        return report.candidate(name, [us * 1e-6] if us else [], family=family, **more)
+
+    late = {"status": "failed", "reason": "RESOURCE_EXHAUSTED: Out of memory while"}
+    once = {"details": {"container, ms": 1.0, "counted, µs": 4.0}}
+    cases = [
+        report.case(
+            "a", "8 float32 fwd", [row("jax_gnn", 8.0, report.OURS, **once), row("x 1", 4.0)]
+        ),
+        report.case("b", "8 float32 fwd", [row("jax_gnn", 2.0, report.OURS), row("x 2", 16.0)]),
+        report.case(
+            "c", "8 float32 fwd", [row("jax_gnn", 2.0, report.OURS), row("x 2", 0, **late)]
+        ),
+    ]
+    machine = {"device": "T", "cpu": "C", "cores": 1, "driver": None, "versions": {}}
+    machine |= {"load_average": 0.0, "copy_bytes_per_second": 1e9}
+    text = report.markdown(report.document("t", "T", machine, cases))
+    (tmp_path / "t-nvidia-h200.md").write_text(text)
+    monkeypatch.setattr(papers, "_RESULTS", tmp_path)
+    papers.read.cache_clear()
+
+    def filled(field):
+        text = papers.filled(f"<!--= {field} -->old<!-- -->")
+        assert papers.filled(text) == text
+        return text.split("-->")[1].removesuffix("<!-- ")
+
+    assert filled("mean; t; x*") == "2.00"
+    assert filled("mean; t; !jax_gnn; b*") == "8.00"
+    assert filled("mean; t; jax_gnn; *; x 1 or x 2") == "0.50"
+    assert filled("least; t; x*") == "0.50 (a 8 fwd)"
+    assert filled("most; t; x*") == "8.00 (b 8 fwd)"
+    assert filled("below; t; x*") == "a 8 fwd 0.50"
+    assert filled("count; t; x*") == "2"
+    assert filled("count; t; x*; c*") == "0"
+    assert filled("mean; t; y") == filled("mean; other; x*") == "not run"
+    assert filled("time; t; x*; c 8 float32 fwd") == "out of memory"
+    assert filled("range; t; jax_gnn; *") == "2.0 to 8.0 µs"
+    assert filled("of steps; t; a*; container, ms; 125") == "50.0 % (at most 50.0 %)"
+    assert filled("counted; t; counted, µs").startswith("2.00 (")
+    assert filled("lines; rgcn") == "2"
+    lines = filled("table; t; *; jax_gnn; x* = peer").strip().splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[0] == ["µs", "jax_gnn", "peer", "×"]
+    assert cells[2:] == [
+        ["a 8 fwd", "8.0", "4.0", "0.50"],
+        ["b 8 fwd", "2.0", "16.0", "8.00"],
+        ["c 8 fwd", "2.0", "out of memory", "-"],
+    ]
+    assert "| a 8 fwd |     1 |" in filled("detail; t; *; container, ms; jax_gnn = ours")
+    for field in ("nonsense; t", "mean", "mean; t"):
+        with pytest.raises(ValueError, match=field.partition(";")[0]):
+            filled(field)
+    papers.read.cache_clear()

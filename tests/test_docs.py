@@ -24,6 +24,7 @@ from sybil.evaluators.skip import Skipper
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 import jax_gnn
+from benchmarks import papers
 from jax_gnn import cli
 
 ROOT = Path(__file__).parents[1]
@@ -320,27 +321,6 @@ def test_tables_of_changed_trees_are_named() -> None:
     assert named == {re.sub("^hypergnn_.*", "hypergnn", table) for table in tables}
 
 
-@pytest.mark.parametrize(
-    ("row", "table"),
-    [
-        ("segment sum", "segment_reduce"),
-        ("segment softmax", "segment_softmax"),
-        ("`spmm`, weighted", "spmm"),
-        ("`spmm`, small graphs", "spmm_small"),
-        ("`segment_matmul`", "segment_matmul"),
-        ("`hypergraph_aggregate`", "hypergraph_aggregate"),
-    ],
-)
-def test_speedups_of_the_readme_are_of_tables(row: str, table: str) -> None:
-    (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", PAGES[0].read_text(), re.MULTILINE)
-    text = (ROOT / "benchmarks" / "results" / f"{table}-nvidia-h200.md").read_text()
-    means = re.search(r"^\| best peer +\|(.*)\|$", text, re.MULTILINE)
-    cases = {case.split()[0] for case in re.findall(r"^\| (\S+ \d\S* \w+ )", text, re.MULTILINE)}
-    what, *columns = (cell.strip() for cell in line.split("|")[2:5])
-    assert what.startswith(f"{len(cases)} ")
-    parts = [part for cell in columns for part in cell.split(";") if "PubMed" not in part]
-    numbers = re.findall(r"[\d.]+", " ".join(parts))
-    assert means is not None and len(numbers) == len(means[1].split("|"))
-    for number, mean in zip(numbers, means[1].split("|"), strict=True):
-        digits = len(number.partition(".")[2])
-        assert float(number) == pytest.approx(float(mean), abs=0.51 * 10**-digits)
+def test_numbers_of_the_pages_are_of_tables() -> None:
+    """README's and those of the page of papers; `python -m benchmarks papers` writes them."""
+    assert papers.run(check=True) == 0
