@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import (
     compat,
+    dram,
     epochs,
     minibatch,
     report,
@@ -103,6 +104,15 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     add("--traced", action="store_true", help="graphs are arguments of programs")
     add("--dtypes", type=_dtypes, default=("float32",), help="one of them")
     add("--rounds", type=_positive, default=5, help="turns of both")
+    add = reported(
+        "hypergraph_bytes",
+        "count bytes of hypergraph aggregations by ncu, on a GPU",
+        lambda o: [dram.run(Settings("gpu", o.data, o.published, o.cases), o.width)],
+    )
+    add("--data", type=Path, help="folder with real graphs")
+    add("--published", type=Path, help="folder with checkouts of published code")
+    add("--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*")
+    add("--width", type=_positive, default=64, help="features")
     add = reported(
         "minibatch",
         "time training on sampled neighbourhoods",

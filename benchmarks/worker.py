@@ -207,7 +207,8 @@ class _Session:
             return row | {"status": "wrong", "error": float(error), "reason": reason}
         for method, call in calls.items():
             self._calls[case.name, candidate.name, method] = call
-        return row | {"error": float(error), "scratch_bytes": scratch, "reason": ""}
+        found = {"error": float(error), "scratch_bytes": scratch, "reason": ""}
+        return row | found | {"details": dict(candidate.details)}
 
     def _error(self, output: Any, expected: Expected) -> float:
         if tuple(output.shape) != expected.shape:
