@@ -15,6 +15,8 @@ A page holds ``<!--= FIELD; FIELD; … -->text<!-- -->``, and the text is what t
   column in ms in the sum of it and of so many of our times;
 - ``counted; TABLE; COLUMN; CASES``: our time over a column in µs: median, quartiles, extremes;
 - ``lines; FUNCTIONS``: how many lines programs of `bench_program` have together;
+- ``typed layers; TABLES; TABLES; …``: R-GCN, RGAT and HGT on each graph; the first group has the
+  times, the others those of peers that it lacks, which are marked by their place;
 - ``source; TABLE``: a link to the table with its machine, versions, commit and date.
 
 TABLE is a file of ``results`` without its end. PEERS, CASES, CANDIDATES and OURS are names with
@@ -254,6 +256,42 @@ def _lines(names: str) -> str:
     return str(sum((node.end_lineno or 0) - node.lineno + 1 for node in nodes))
 
 
+_GRAPHS = "aifb", "mutag", "fb15k237", "bgs", "am", "biokg", "mag", "wikikg2"
+_PLAIN_JAX = "*relation or *ragged_dot*"
+
+
+def _typed_layers(*groups: str) -> str:
+    """Layers by this library, plain JAX and PyG; a peer of another table has a mark."""
+
+    def found(group: str, graph: str, model: str, mode: str, names: str) -> float | str:
+        cases = [f"{graph}* 64 float32 {model} h1 {mode}"]
+        if model == "rgcn":
+            cases.append(f"{graph}* 64 float32 {mode}")
+        for results in map(read, group.split()):
+            for case in filter(lambda case: _fits(case, " or ".join(cases)), results.times):
+                time = results.fastest(case, names)[1]
+                if not isinstance(time, str):
+                    return time
+        return "-"
+
+    def cells(graph: str, model: str, mode: str) -> Iterator[str]:
+        for names in (f"layer or {OURS}", _PLAIN_JAX, "PyG*"):
+            times = [found(group, graph, model, mode, names) for group in groups]
+            place = next((i for i, time in enumerate(times) if not isinstance(time, str)), 0)
+            time = times[place]
+            yield time if isinstance(time, str) else _shown(time) + "†" * place
+
+    header = ["µs"]
+    for mode in ("inference", "training"):
+        header += [mode, "plain JAX", "PyG"]
+    rows = [
+        [f"{graph}, {title}", *cells(graph, model, "inference"), *cells(graph, model, "training")]
+        for graph in _GRAPHS
+        for model, title in (("rgcn", "R-GCN"), ("rgat", "RGAT"), ("hgt", "HGT"))
+    ]
+    return "\n" + "\n".join(table(header, rows)) + "\n"
+
+
 def _source(name: str) -> str:
     results = read(name)
     return f"[{results.path.stem}](../benchmarks/results/{results.path.name}): {results.machine}"
@@ -272,6 +310,7 @@ _ASKED: dict[str, Callable[..., str]] = {
     "of steps": _of_steps,
     "counted": _counted,
     "lines": _lines,
+    "typed layers": _typed_layers,
     "source": _source,
 }
 

@@ -486,6 +486,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
 """,
     "matmul": """
 #include "pyg_lib/csrc/ops/cuda/matmul_kernel.cu"
+#include "pyg_lib/csrc/utils/convert.cpp"
 using torch::Tensor;
 Tensor run(Tensor x, Tensor indptr, Tensor weights) {
   return pyg::ops::segment_matmul_kernel(x, indptr, weights);
