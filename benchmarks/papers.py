@@ -4,15 +4,15 @@ A page holds ``<!--= FIELD; FIELD; … -->text<!-- -->``, and the text is what t
 
 - ``mean; TABLE; PEERS; CASES; OURS``: the geometric mean of the fastest peer's time over ours;
 - ``least; …``, ``most; …``: the smallest and the largest of these, and its case;
-- ``below; …``: the cases in which the peer is faster, each with its ratio;
+- ``below; …``: the cases in which the peer is faster by 0.5 % or more, each with its ratio;
 - ``count; …``: in how many cases both have a time;
 - ``time; TABLE; CANDIDATES; CASE``: the fastest one's time with its unit;
 - ``range; TABLE; CANDIDATES; CASES``: the least and the largest of such times;
 - ``table; TABLE; CASES; CANDIDATES; …``: times of the fastest of each group of candidates, and from
   the second group on also over those of the first. A group may be followed by ``= title``;
 - ``detail; TABLE; CASES; COLUMN; CANDIDATES; …``: a column of the table of details;
-- ``of steps; TABLE; CASES; COLUMN; NUMBER``: the mean and the largest share, in percent, of a
-  column in ms in the sum of it and of so many of our times;
+- ``of steps; TABLE; CASES; COLUMN; NUMBER; TABLE``: the mean and the largest share, in percent,
+  of a column in ms in the sum of it and of so many of our times, those of the second table;
 - ``counted; TABLE; COLUMN; CASES``: our time over a column in µs: median, quartiles, extremes;
 - ``lines; FUNCTIONS``: how many lines programs of `bench_program` have together;
 - ``typed layers; TABLES; TABLES; …``: R-GCN, RGAT and HGT on each graph; the first group has the
@@ -41,7 +41,7 @@ import numpy as np
 from benchmarks.report import OURS, geometric_mean, table
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "README.md", ROOT / "docs" / "papers.md"
+PAGES = ROOT / "README.md", ROOT / "docs" / "papers.md", ROOT / "docs" / "speed.md"
 _RESULTS = Path(__file__).parent / "results"
 _DEVICE = "-nvidia-h200"
 NOT_RUN = "not run"
@@ -157,7 +157,7 @@ def _extreme(choose: Callable[..., str], name: str, *fields: str) -> str:
 
 def _below(name: str, *fields: str) -> str:
     ratios = read(name).ratios(*fields)
-    slower = sorted((ratio, case) for case, ratio in ratios.items() if ratio < 1)
+    slower = sorted((ratio, case) for case, ratio in ratios.items() if ratio < 0.995)
     return ", ".join(f"{_short(case)} {ratio:.2f}" for ratio, case in slower) or "none"
 
 
@@ -227,12 +227,12 @@ def _column(results: Results, case: str, column: str) -> float | None:
     return numbers[0] if numbers else None
 
 
-def _of_steps(name: str, cases: str, column: str, number: str) -> str:
-    results, shares = read(name), []
-    for case in filter(lambda case: _fits(case, cases), results.times):
-        once, step = _column(results, case, column), results.fastest(case, OURS)[1]
+def _of_steps(name: str, cases: str, column: str, number: str, steps: str) -> str:
+    results, timed, shares = read(name), read(steps), []
+    for case in filter(lambda case: _fits(case, cases), set(results.times) & set(timed.times)):
+        once, step = _column(results, case, column), timed.fastest(case, OURS)[1]
         if once is not None and not isinstance(step, str):
-            milliseconds = int(number) * step * (1e-3 if results.unit == "µs" else 1)
+            milliseconds = int(number) * step * (1e-3 if timed.unit == "µs" else 1)
             shares.append(100 * once / (once + milliseconds))
     return f"{sum(shares) / len(shares):.1f} % (at most {max(shares):.1f} %)" if shares else NOT_RUN
 
@@ -399,12 +399,12 @@ PICTURES: dict[str, dict[str, Any]] = {
     },
     "hector": {
         "panels": {
-            f"{mode}, over PyG": (
+            f"{mode}, over the best plain JAX": (
                 "program",
                 f"* {mode}",
-                "PyG*",
+                _PLAIN_JAX,
                 {
-                    "plain JAX": "*relation or *ragged_dot*",
+                    "PyG": "PyG*",
                     "this library's layer": "layer",
                     "this library's program": OURS,
                 },

@@ -1082,7 +1082,7 @@ def test_fields_of_a_page_are_filled(tmp_path, monkeypatch):
     assert filled("mean; t; y") == filled("mean; other; x*") == "not run"
     assert filled("time; t; x*; c 8 float32 fwd") == "out of memory"
     assert filled("range; t; jax_gnn; *") == "2.0 to 8.0 µs"
-    assert filled("of steps; t; a*; container, ms; 125") == "50.0 % (at most 50.0 %)"
+    assert filled("of steps; t; a*; container, ms; 125; t") == "50.0 % (at most 50.0 %)"
     assert filled("counted; t; counted, µs").startswith("2.00 (")
     assert filled("lines; rgcn") == "2"
     lines = filled("table; t; *; jax_gnn; x* = peer").strip().splitlines()
