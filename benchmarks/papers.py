@@ -375,11 +375,12 @@ PICTURES: dict[str, dict[str, Any]] = {
                 reference,
                 {"GeoT": "GeoT*", "this library": OURS},
             )
-            for title, name, mode, peer, reference in (
-                ("segment sums", "segment_reduce_widths", "sum", "pyg-lib", "pyg-lib*"),
-                ("SpMM", "spmm_widths", "fwd", "cuSPARSE", "cuSPARSE*"),
+            for title, name, widths, mode, peer, reference in (
+                ("segment sums", "segment_reduce", (4, 64), "sum", "torch", "torch scatter_*"),
+                ("SpMM", "spmm", (32, 128), "fwd", "cuSPARSE", "cuSPARSE*"),
+                ("SpMM of small graphs", "spmm_small", (32,), "fwd", "cuSPARSE", "cuSPARSE*"),
             )
-            for width in (1, 8, 32, 128)
+            for width in widths
         },
     },
     "fasten": {
@@ -447,9 +448,8 @@ def _draw(path: Path, panels: dict[str, tuple[str, str, str, dict[str, str]]]) -
                 [n + (i - (len(bars) - 1) / 2) * width for n in places], heights, width, label=label
             )
         axes.axhline(1, color="k", lw=0.5)
-        axes.set_yscale(
-            "log" if max(max(r.values(), default=1) for r in bars.values()) > 20 else "linear"
-        )
+        heights = [ratio for ratios in bars.values() for ratio in ratios.values()]
+        axes.set_yscale("log" if max(heights) > 20 * min(heights) else "linear")
         graphs = [
             re.sub(r" (\d+|h1|fwd|dX|dW|sum|inference|training)\b", "", _short(case))
             for case in shown
