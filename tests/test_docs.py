@@ -240,7 +240,7 @@ def test_the_page_on_pypi_has_absolute_links(tmp_path: Path) -> None:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code, comments and front matter; marks of numbers may be inline."""
+    """A page without its blocks of code, comments, inline marks of numbers and front matter."""
     text = re.sub(r"<!--= .*?-->|<!-- -->", "", page.read_text())
     without = r"\A---\n.*?^---$|^ *```.*?^ *```|<!--.*?-->"
     return re.sub(without, "\n", text, flags=re.MULTILINE | re.DOTALL)
