@@ -13,8 +13,10 @@ from typing import Any
 
 from benchmarks import (
     compat,
+    dram,
     epochs,
     minibatch,
+    papers,
     report,
     sampling,
     scaling,
@@ -82,6 +84,9 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
 
     add = command("render", "print the tables of a report, draw its plot again", _render)
     add("file", type=Path)
+    title = "write the numbers, tables and pictures of README and docs/papers.md"
+    add = command("papers", title, lambda options: papers.run(options.check))
+    add("--check", action="store_true", help="change nothing; 1 if a page differs from the results")
     title = "time calls under all schedules, on a GPU"
     add = command("measure-schedules", title, _measure_schedules)
     add("--subject", choices=("hypergraph", "segment"), default="hypergraph")
@@ -108,6 +113,15 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     add("--traced", action="store_true", help="graphs are arguments of programs")
     add("--dtypes", type=_dtypes, default=("float32",), help="one of them")
     add("--rounds", type=_positive, default=5, help="turns of both")
+    add = reported(
+        "hypergraph_bytes",
+        "count bytes of hypergraph aggregations by ncu, on a GPU",
+        lambda o: [dram.run(Settings("gpu", o.data, o.published, o.cases), o.width)],
+    )
+    add("--data", type=Path, help="folder with real graphs")
+    add("--published", type=Path, help="folder with checkouts of published code")
+    add("--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*")
+    add("--width", type=_positive, default=64, help="features")
     add = reported(
         "minibatch",
         "time training on sampled neighbourhoods",

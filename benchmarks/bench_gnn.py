@@ -27,7 +27,7 @@ from benchmarks.models import (
     random_layer,
 )
 from benchmarks.peers import jax_gnn_graph, torch_csr
-from benchmarks.problems import features, once
+from benchmarks.problems import Expected, features, once
 from benchmarks.report import OURS
 from benchmarks.workloads import PlainGraph, Workload, plain_graphs
 
@@ -177,6 +177,30 @@ def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Itera
         return network(edges, x, *(None, *scale) if scale else ())
 
     yield jax_model(OURS, logits, parameters(model, case.width), problem, edges, *scale)
+    if case.mode == "gcn inference":
+        yield _sums_alone(graph, case, edges)
+
+
+SUMS = "its sums alone"
+"""As many sums over neighbours as GCN's layers have, and nothing else: a yardstick of how much of
+the model's time they are."""
+
+
+def _sums_alone(graph: PlainGraph, case: Case, edges: Any) -> Candidate:
+    import jax_gnn
+
+    def sums(x: Any, edges: Any) -> tuple[Any]:
+        for _ in range(LAYERS):
+            x = jax_gnn.spmm(edges, x)
+        return (x,)
+
+    shape, ones = (graph.num_nodes, graph.num_nodes), np.ones(graph.num_edges)
+    matrix = scipy.sparse.csr_array((ones, graph.cols, graph.indptr), shape=shape)
+    x = features("x", graph.num_nodes, case.width, case.dtype)
+    values = x.whole().astype(np.float64)
+    for _ in range(LAYERS):
+        values = matrix @ values
+    return Candidate(SUMS, sums, (x, edges), expected=(Expected.whole(values),))
 
 
 # JAX.

@@ -7,6 +7,7 @@ is the operator itself applied to the cotangent; no candidate makes use of that.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,20 +17,22 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks import published
-from benchmarks.cusparse import SPMM_ALGORITHMS, prepared_pair
+from benchmarks.cusparse import SPMM_ALGORITHMS, prepared, prepared_pair
 from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import (
     Order,
     bcoo,
     checkout_family,
     gather_sum,
+    hypergraph_conv,
+    hypergraph_conv_operands,
     int64,
     jax_candidate,
     skipped,
     torch_candidate,
     torch_csr,
 )
-from benchmarks.problems import Expected, numpy_dtype
+from benchmarks.problems import Expected, numpy_dtype, once
 from benchmarks.report import OURS
 from benchmarks.workloads import Incidence, hypergraphs, row_pointers
 
@@ -111,6 +114,44 @@ def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterat
     yield jax_candidate(OURS, aggregate, problem, operands)
     in_xla = functools.partial(aggregate, implementation="xla")
     yield jax_candidate(f"{OURS}, xla", in_xla, problem, operands)
+    if skip := _too_many_cliques(graph, 30_000_000):
+        yield skipped(CLIQUES, skip)
+        return
+    import jax_gnn
+
+    matrix = clique_expansion(graph).tocoo()
+    expanded = jax_gnn.Graph.from_edges(matrix.col, matrix.row, num_nodes=graph.num_nodes)
+    weight = matrix.data.astype(numpy_dtype(case.dtype))  # sorted by row, as the container is
+
+    def product(x: Any, expanded: Any, weight: Any) -> Any:
+        return jax_gnn.spmm(expanded, x, weight)
+
+    yield jax_candidate(CLIQUES, product, problem, (expanded, weight))
+
+
+CLIQUES = "clique expansion"
+"""The product H De^-1 Hᵀ with its scales, computed beforehand: one sparse product by this library
+or by cuSPARSE."""
+
+
+def _too_many_cliques(graph: Incidence, most: int) -> str:
+    """Why the expansion is not run, whose entries are at most the sum of squares of sizes."""
+    entries = int((graph.hyperedge_degrees.astype(np.int64) ** 2).sum())
+    pairs = f"beside {len(graph.node_idx):,} incidence pairs"
+    return f"{entries:,} pairs of nodes with a hyperedge, {pairs}" if entries > most else ""
+
+
+@once
+def clique_expansion(graph: Incidence) -> Any:
+    """Dv^-1/2 H De^-1 Hᵀ Dv^-1/2 in float64, entries sorted by row and then by column."""
+    shape = graph.num_nodes, graph.num_hyperedges
+    ones = np.ones(len(graph.node_idx))
+    incidence = scipy.sparse.csr_array((ones, (graph.node_idx, graph.hyperedge_idx)), shape=shape)
+    outer = scipy.sparse.diags_array(np.maximum(graph.node_degrees, 1) ** -0.5)
+    inner = scipy.sparse.diags_array(1 / np.maximum(graph.hyperedge_degrees, 1))
+    matrix = (outer @ incidence @ inner @ incidence.T @ outer).tocsr()
+    matrix.sort_indices()
+    return matrix
 
 
 # Plain JAX.
@@ -209,6 +250,21 @@ def cusparse_candidates(graph: Incidence, case: Case, problem: Problem) -> Itera
     operands = _torch_operands(graph, case, problem)
     for algorithm in SPMM_ALGORITHMS:
         yield Candidate(f"two cuSPARSE {algorithm}", prepared_pair(algorithm), operands)
+    if skip := _too_many_cliques(graph, 100_000_000):
+        yield skipped(f"cuSPARSE {CLIQUES}", skip)
+        return
+    matrix = clique_expansion(graph)
+    expanded = torch_csr(
+        matrix.indptr.astype(np.int32),
+        matrix.indices.astype(np.int32),
+        matrix.data,
+        graph.num_nodes,
+        case.dtype,
+    )
+    features = [problem.inputs[name] for name in ("x", "cotangent") if name in problem.inputs]
+    for algorithm in ("CSR_ALG2", "CSR_ALG3"):  # the best on these matrices
+        arguments = tuple(itertools.chain(*((expanded, dense) for dense in features)))
+        yield Candidate(f"cuSPARSE {algorithm} {CLIQUES}", prepared(algorithm), arguments)
 
 
 def _torch_operands(graph: Incidence, case: Case, problem: Problem) -> tuple[Any, ...]:
@@ -250,7 +306,7 @@ def hypergef_candidates(
 
 
 def pyg_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """Two scatters, as ``torch_geometric.nn.HypergraphConv`` and AllSet's code do."""
+    """``torch_geometric.nn.HypergraphConv``, and two scatters with degrees known beforehand."""
     from torch_geometric.utils import scatter
 
     def forward(x: Any, node_idx: Any, edge_idx: Any, node_scale: Any, edge_scale: Any) -> Any:
@@ -266,6 +322,9 @@ def pyg_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterator[C
         problem.inputs["hyperedge_scale"][:, None],
     )
     yield torch_candidate("PyG two scatters", forward, problem, operands)
+    conv = hypergraph_conv(case.width, graph.num_hyperedges)
+    layer_operands = hypergraph_conv_operands(graph, case.dtype)
+    yield torch_candidate("PyG HypergraphConv", conv, problem, layer_operands)
 
 
 OP = Op(

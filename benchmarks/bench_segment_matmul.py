@@ -19,7 +19,14 @@ import numpy as np
 
 from benchmarks import published
 from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
-from benchmarks.peers import bounded, jax_candidate, skipped, torch_candidate
+from benchmarks.peers import (
+    bounded,
+    checkout_family,
+    int64,
+    jax_candidate,
+    skipped,
+    torch_candidate,
+)
 from benchmarks.problems import (
     CHECKED_NUMBERS,
     Expected,
@@ -115,8 +122,11 @@ def product(mode: str, **options: Any) -> Callable[..., Any]:
 
 
 def jax_gnn_candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[Candidate]:
-    """The op as users call it."""
+    """The op as users call it, and ``dW`` added in any order."""
     yield jax_candidate(OURS, product(case.mode), problem, (groups.sizes,), INPUTS)
+    if case.mode == "dW":
+        any_order = product(case.mode, deterministic=False)
+        yield jax_candidate(f"{OURS}, any order", any_order, problem, (groups.sizes,), INPUTS)
 
 
 # Plain JAX.
@@ -287,8 +297,30 @@ def fasten_candidates(
     if case.dtype not in ("float32", "float16"):
         yield skipped("FASTEN", "no kernel for this dtype")
         return
-    function = published.Fasten(checkout, case.mode, groups.sizes)
-    yield Candidate("FASTEN", function, tuple(problem.inputs[name] for name in INPUTS))
+    factors = tuple(problem.inputs[name] for name in INPUTS)
+    yield Candidate("FASTEN", published.Fasten(checkout, case.mode, groups.sizes), factors)
+    if case.mode == "dW":
+        in_order = published.Fasten(checkout, case.mode, groups.sizes, (True,))
+        yield Candidate("FASTEN, deterministic", in_order, factors)
+
+
+def pyg_lib_candidates(
+    checkout: Path, groups: Groups, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """pyg-lib's grouped product of CUTLASS; its ``dW`` is the loop of torch's family."""
+    import torch
+
+    if case.dtype != "float32" or case.mode == "dW":
+        yield skipped("pyg-lib", "no kernel for this dtype or mode")
+        return
+    torch.set_float32_matmul_precision("high")
+    function = published.pyg_lib(checkout, "matmul")
+
+    def run(rows: Any, weights: Any, indptr: Any) -> tuple[Any]:
+        return (function(rows, indptr, weights.mT if case.mode == "dX" else weights),)
+
+    factors = [problem.inputs[name] for name in INPUTS]
+    yield Candidate("pyg-lib", run, (*factors, int64(groups, "indptr")))
 
 
 OP = Op(
@@ -304,6 +336,7 @@ OP = Op(
         Family("torch", "torch", ("torch",), torch_candidates),
         Family("numpy", "numpy", ("numpy",), numpy_candidates, platforms=("cpu",)),
         Family("fasten", "torch", ("torch", "triton"), fasten_candidates, ("gpu",), "fasten"),
+        checkout_family("pyg-lib", pyg_lib_candidates, "pyg-lib"),
     ),
     baseline=RAGGED_DOT,
 )

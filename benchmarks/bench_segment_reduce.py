@@ -253,6 +253,19 @@ def geot_candidates(
     yield Candidate("GeoT", function, (problem.inputs["x"], int64(graph, "rows")))
 
 
+def pyg_lib_candidates(
+    checkout: Path, graph: PlainGraph, case: Case, problem: Problem
+) -> Iterator[Candidate]:
+    """``segment_coo`` of pyg-lib."""
+    if case.mode == "sum":
+        function = published.pyg_lib(checkout, "sum")
+
+        def run(x: Any, ids: Any) -> tuple[Any]:
+            return (function(x, ids, graph.num_nodes),)
+
+        yield Candidate("pyg-lib segment_coo", run, (problem.inputs["x"], int64(graph, "rows")))
+
+
 class Reduction(NamedTuple):
     """How a reduction is computed without this library.
 
@@ -295,6 +308,7 @@ OP = Op(
         Family("pyg", "torch", ("torch", "torch_geometric"), pyg_candidates),
         Family("cusparse", "torch", ("torch",), cusparse_candidates, platforms=("gpu",)),
         checkout_family("geot", geot_candidates, "GeoT"),
+        checkout_family("pyg-lib", pyg_lib_candidates, "pyg-lib"),
     ),
     baseline=SORTED,
 )

@@ -1,8 +1,9 @@
 """Models of others as they are, with `jax_gnn.compat` in the place of what they import, and lifted.
 
-``python -m benchmarks compat`` trains each for 20 steps, all three ways, and compares outputs,
-losses and parameters. Then they take turns. Times are of the host's clock, around calls that are
-queued and waited for once; on a CPU they are of the process's CPU time.
+``python -m benchmarks compat`` trains each for 20 steps, all ways, and compares outputs, losses and
+parameters; XLA with `jax.checkpoint` around the model is one of the ways. Then they take turns.
+Times are of the host's clock, around calls that are queued and waited for once; on a CPU they are
+of the process's CPU time. Memory is what XLA counts beside inputs and results.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from benchmarks.report import OURS, Document, Row, candidate, case, document
 from benchmarks.worker import Process, probe, reason, set_environment
 
 STEPS, RATE = 20, 1e-3
-THEIRS, LIFTED = "original", "jax_gnn.lift"
+THEIRS, LIFTED, RECOMPUTED = "original", "jax_gnn.lift", "original, jax.checkpoint"
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 _TURN = 0.15  # seconds at least
 
@@ -60,13 +61,13 @@ def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced:
     parameters, inputs = jax.tree.map(cast, (made.parameters, made.inputs))
     target = jnp.cos(jnp.arange(7.0, dtype=settings.dtypes[0]))
 
-    def programs(precision: str | None, is_lifted: bool = False) -> Any:
+    def programs(precision: str | None, transform: Any = None) -> Any:
         """Return the forward pass and a step: new functions, since traces are kept."""
 
         def as_it_is(p: Any, inputs: Any) -> Any:
             return made.output(p, inputs)
 
-        output = lift(as_it_is) if is_lifted else as_it_is
+        output = transform(as_it_is) if transform else as_it_is
 
         def loss(p: Any, inputs: Any) -> Any:
             y = output(p, inputs).ravel()
@@ -81,33 +82,28 @@ def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced:
             rate = RATE / jnp.maximum(norm, 1)  # so that weights stay bounded
             return jax.tree.map(lambda w, g: w - rate * g, p, slopes), value
 
-        def compiled(function: Any) -> Callable[[Any], Any]:
+        def compiled(function: Any) -> _Program:
+            start = time.perf_counter()
+            arguments = (inputs,) if is_traced else ()
+            entry = function if is_traced else lambda p: function(p, inputs)
             with jax.default_matmul_precision(precision):
-                if is_traced:
-                    program = jax.jit(function).lower(parameters, inputs).compile()
-                    return lambda p: program(p, inputs)
-                return jax.jit(lambda p: function(p, inputs)).lower(parameters).compile()
+                program = jax.jit(entry).lower(parameters, *arguments).compile()
+            seconds = time.perf_counter() - start
+            memory: Any = program.memory_analysis()
+            return _Program(lambda p: program(p, *arguments), seconds, memory.temp_size_in_bytes)
 
         return compiled(forward), compiled(step)
 
     def ways(precision: str | None) -> Any:
-        theirs, lifted = programs(precision), programs(precision, is_lifted=True)
+        others = [programs(precision, transform) for transform in (lift, jax.checkpoint, None)]
         replaced = compat.install()
         try:
-            return (programs(precision), lifted, theirs), replaced
+            return (programs(precision), *others), replaced
         finally:
             compat.uninstall()
 
-    def trained(forward: Any, step: Any) -> list[np.ndarray]:
-        p, losses = parameters, []
-        first = forward(p)
-        for _ in range(STEPS):
-            p, value = step(p)
-            losses.append(value)
-        return [np.asarray(x, np.float64) for x in jax.tree.leaves((first, losses, p))]
-
     of_ways, replaced = ways("highest")
-    *results, expected = [trained(*way) for way in of_ways]
+    *results, expected = [_trained(parameters, *way) for way in of_ways]
     largest = [max(np.abs(a).max(initial=0), 1e-30) for a in expected]
 
     def accuracy(result: list[np.ndarray]) -> dict[str, Any]:
@@ -120,15 +116,45 @@ def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced:
         of_ways, replaced = ways(None)
     cases = []
     for mode, *functions in zip(("forward", "step"), *of_ways, strict=True):
-        seconds = _turns(functions, parameters, mode == "step", settings)
-        details = {"replaced": len(replaced)}
+        calls = [program.call for program in functions]
+        seconds = _turns(calls, parameters, mode == "step", settings)
+        counts = [
+            {"compile s": round(program.compile_seconds, 2), "MB": round(program.memory / 1e6, 1)}
+            for program in functions
+        ]
+        names = {OURS: {"replaced": len(replaced)}, LIFTED: {}, RECOMPUTED: {}, THEIRS: {}}
         rows = [
-            candidate(OURS, seconds[0], **accuracy(results[0]), details=details),
-            candidate(LIFTED, seconds[1], **accuracy(results[1])),
-            candidate(THEIRS, seconds[2], family=THEIRS),
+            candidate(
+                way,
+                seconds[i],
+                family=OURS if i < 2 else way,
+                details=more | counts[i],
+                **(accuracy(results[i]) if way != THEIRS else {}),
+            )
+            for i, (way, more) in enumerate(names.items())
         ]
         cases.append(case(name, mode, rows))
     return cases
+
+
+class _Program(NamedTuple):
+    """A compiled function of the parameters, and what XLA says of it."""
+
+    call: Callable[[Any], Any]
+    compile_seconds: float
+    memory: int  # bytes of temporary arrays
+
+
+def _trained(parameters: Any, forward: _Program, step: _Program) -> list[np.ndarray]:
+    """Return the output, the losses of `STEPS` steps and the parameters after them."""
+    import jax
+
+    p, losses = parameters, []
+    first = forward.call(p)
+    for _ in range(STEPS):
+        p, value = step.call(p)
+        losses.append(value)
+    return [np.asarray(x, np.float64) for x in jax.tree.leaves((first, losses, p))]
 
 
 def _turns(programs: Any, parameters: Any, is_chain: bool, settings: Settings) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class Candidate:
         schedule: For kernels of this library, while it is compiled; None for the default.
         skip: Why it is not run on this case; empty if it is.
         expected: What it computes, of a yardstick; None for the problem's.
+        details: Further numbers and strings of the candidate, by name, for a table of their own.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Candidate:
     schedule: Any = None
     skip: str = ""
     expected: tuple[Expected, ...] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

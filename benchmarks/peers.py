@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.definition import Candidate, Family, Problem
 from benchmarks.problems import numpy_dtype, once
-from benchmarks.workloads import PlainGraph
+from benchmarks.workloads import Incidence, PlainGraph
 
 
 @once
@@ -153,6 +153,34 @@ def torch_csr(indptr: np.ndarray, cols: np.ndarray, values: Any, num_cols: int, 
 def int64(graph: Any, name: str) -> np.ndarray:
     """An index array of a graph, as PyG and torch's scatters want it."""
     return getattr(graph, name).astype(np.int64)
+
+
+def hypergraph_conv(width: int, num_hyperedges: int) -> Callable[..., Any]:
+    """PyG's ``HypergraphConv`` with symmetric normalisation, without weights.
+
+    The layer divides by the degree of a node after both sums. Scaling its input and its output
+    gives Dv^-1/2 H De^-1 Hᵀ Dv^-1/2 X: it is called with features, the incidence pairs (2, pairs),
+    Dv^-1/2 and Dv^1/2, each (nodes, 1).
+    """
+    import torch
+    from torch_geometric.nn import HypergraphConv
+
+    conv = HypergraphConv(width, width, bias=False)
+    conv.lin = torch.nn.Identity()
+
+    def forward(x: Any, pairs: Any, scale: Any, root: Any) -> Any:
+        return conv(x * scale, pairs, num_edges=num_hyperedges) * root
+
+    return forward
+
+
+@once
+def hypergraph_conv_operands(graph: Incidence, dtype: str) -> tuple[np.ndarray, ...]:
+    """What `hypergraph_conv` is called with beside features."""
+    degrees = graph.node_degrees[:, None].astype(numpy_dtype(dtype))
+    scale = np.where(degrees > 0, np.maximum(degrees, 1) ** -0.5, 0).astype(degrees.dtype)
+    pairs = np.stack([int64(graph, "node_idx"), int64(graph, "hyperedge_idx")])
+    return pairs, scale, degrees**0.5
 
 
 # Published kernels.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -63,11 +63,18 @@ def _timer() -> EventTimer:
     return EventTimer()
 
 
-def _fastest(options: Iterable[Option], call: Callable[[Option], Any]) -> Option:
-    """Of those that can be launched; what is far from the best is called but twice."""
+def _fastest(
+    options: Iterable[Option],
+    call: Callable[[Option], Any],
+    refused: tuple[type[Exception], ...] = (RuntimeError,),
+) -> Option:
+    """Of those that can be launched; what is far from the best is called but twice.
+
+    ``refused`` is what a launch raises that asks for too much shared memory.
+    """
     calls = {}
     for option in options:
-        with contextlib.suppress(RuntimeError):  # too much shared memory
+        with contextlib.suppress(*refused):
             call(option)
             calls[option] = partial(call, option)
     for repeats in 1, 3:
@@ -465,6 +472,46 @@ def geot_product(checkout: Path, kernel: str, num_rows: int) -> Function:
     return run
 
 
+# pyg-lib: sums of rows by sorted ids, and CUTLASS's grouped products. These are what PyG calls
+# where pyg-lib is installed; its package is not needed, but CUTLASS is.
+
+_PYG_LIB = {
+    "sum": """
+#include "pyg_lib/csrc/ops/cuda/segment_coo_kernel.cu"
+using torch::Tensor;
+Tensor run(Tensor x, Tensor ids, int64_t rows) {
+  return pyg::ops::segment_sum_coo_kernel(x, ids, std::nullopt, rows);
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+""",
+    "matmul": """
+#include "pyg_lib/csrc/ops/cuda/matmul_kernel.cu"
+#include "pyg_lib/csrc/utils/convert.cpp"
+using torch::Tensor;
+Tensor run(Tensor x, Tensor indptr, Tensor weights) {
+  return pyg::ops::segment_matmul_kernel(x, indptr, weights);
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+""",
+}
+
+
+@cache
+def pyg_lib(checkout: Path, kernel: str) -> Callable[..., Any]:
+    """A function of pyg-lib, with ids and row pointers of 64 bits.
+
+    "sum" is called with rows, sorted ids and the number of segments; "matmul" with rows, row
+    pointers and weights.
+
+    CUTLASS's headers are looked for in ``cutlass`` beside the checkout.
+    """
+    cutlass = checkout.parent / "cutlass"
+    headers = f"-I{cutlass / 'include'}", f"-I{cutlass / 'tools' / 'util' / 'include'}"
+    flags = ("-std=c++20", *(headers if kernel == "matmul" else ()))
+    run = _extension(f"pyg_lib_{kernel}", _PYG_LIB[kernel], checkout, flags).run
+    return cast(Callable[..., Any], run)
+
+
 # HyperGef: both sums of a hypergraph in one kernel.
 
 # Their function gives the kernel that adds two groups up in shared memory none of it.
@@ -579,9 +626,21 @@ class Fasten:
     Their tuner chooses a kernel for the first tiles; then the tiles are chosen with which it is
     fastest, for ``dW`` also whether sums are added by atomics. Tiles lie on the device beforehand.
     It is called with the factors of the mode.
+
+    Args:
+        checkout: Their repository.
+        sizes: Rows of each group.
+        deterministic: Of ``dW``, which ways to add sums are tried.
     """
 
-    def __init__(self, checkout: Path, mode: str, sizes: np.ndarray) -> None:
+    def __init__(
+        self,
+        checkout: Path,
+        mode: str,
+        sizes: np.ndarray,
+        deterministic: tuple[bool, ...] = (False, True),
+    ) -> None:
+        self._deterministic = deterministic if mode == "dW" else (False,)
         if str(checkout) not in sys.path:
             sys.path.append(str(checkout))
         self._mode, self._sizes = mode, sizes
@@ -608,6 +667,8 @@ class Fasten:
         return (product(**options),)
 
     def _tuned(self, kernel: Any, product: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
+        from triton.runtime.errors import OutOfResources
+
         tiles = [self._tiles(*sizes) for sizes in _FASTEN_TILES[self._mode]]
         kernel.configs = _fasten_configs(kernel)
         kernel.cache.clear()  # which takes fwd and dX for one
@@ -618,9 +679,9 @@ class Fasten:
         def options(choice: tuple[int, bool]) -> dict[str, Any]:
             return {**tiles[choice[0]], "deterministic": choice[1]}
 
-        deterministic = (False, True) if self._mode == "dW" else (False,)
-        choices = itertools.product(range(len(tiles)), deterministic)
-        best = _fastest(choices, lambda choice: product(**options(choice)))
+        choices = itertools.product(range(len(tiles)), self._deterministic)
+        refused = RuntimeError, OutOfResources
+        best = _fastest(choices, lambda choice: product(**options(choice)), refused)
         return config, options(best)
 
     def _tiles(self, rows: int, block: int) -> dict[str, Any]:

@@ -21,7 +21,10 @@ import numpy as np
 SCHEMA = 1
 
 OURS = "jax_gnn"
-"""Name of this library's family of candidates, and in it of the op as users call it."""
+"""Name of this library's family of candidates, and in it of the op as users call it.
+
+A family whose name starts so has other candidates of this library, which are no peers either.
+"""
 
 Document = dict[str, Any]
 Row = Mapping[str, Any]
@@ -101,7 +104,7 @@ def timed(case: Row) -> dict[str, Row]:
 
 def best_peer(case: Row) -> Row | None:
     """The fastest candidate that is not this library's."""
-    peers = [row for row in timed(case).values() if row["family"] != OURS]
+    peers = [row for row in timed(case).values() if not row["family"].startswith(OURS)]
     return min(peers, key=lambda row: row["median_us"], default=None)
 
 
@@ -252,10 +255,24 @@ def _floor_fraction(document: Document, mode: str) -> float | None:
 def _medians(document: Document, shown: Callable[..., str]) -> list[str]:
     names = _candidate_names(document)
     rows = [
-        [case["name"], *(shown(_median(timed(case).get(name))) for name in names)]
+        [case["name"], *(_outcome(rows_of_case.get(name), shown) for name in names)]
         for case in document["cases"]
+        for rows_of_case in [{row["name"]: row for row in case["candidates"]}]
     ]
     return table(["case", *names], rows)
+
+
+MEMORY = "out of memory"
+"""In messages of JAX and torch, and in our reasons; a word of the tables."""
+
+
+def _outcome(row: Row | None, shown: Callable[..., str]) -> str:
+    """A candidate's median, or in a word why it has none."""
+    if row is None or row["status"] == "timed":
+        return shown(_median(row))
+    if row["status"] == "wrong":
+        return "wrong"
+    return MEMORY if MEMORY in row["reason"].lower() else "-"
 
 
 def _details(document: Document) -> list[str]:
@@ -498,9 +515,13 @@ def _draw_map(axes: Any, title: str, rows: Map, columns: list[Column], letter: f
 
 
 def commit(checkout: Path = Path(__file__).parents[1]) -> str | None:
-    """The checked-out commit, with "+" after it where files differ from it."""
+    """The checked-out commit, with "+" after it where files differ from it.
+
+    An exported tree, which has no ``.git``, names its commit in a file ``.commit``.
+    """
     if not (checkout / ".git").exists():  # git would look above
-        return None
+        exported = checkout / ".commit"
+        return exported.read_text().strip() if exported.is_file() else None
     head = _output(["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"])
     changed = _output(["git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no"])
     return f"{head}{'+' if changed else ''}" if head else None

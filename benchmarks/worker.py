@@ -189,6 +189,7 @@ class _Session:
     def _prepare_one(self, case: Case, problem: Problem, candidate: Candidate) -> dict[str, Any]:
         tolerance = problem.tolerance or TOLERANCE[case.dtype]
         row: dict[str, Any] = {"name": candidate.name, "status": "timed", "error": None}
+        row["details"] = dict(candidate.details)
         if candidate.skip:
             return row | {"status": "skipped", "reason": candidate.skip}
         try:

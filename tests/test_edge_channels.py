@@ -13,6 +13,8 @@ import jax_gnn
 from jax_gnn import Edge, Graph, Node
 from jax_gnn._ops.edge_region import channel_kernel, cuda
 from jax_gnn._ops.edge_region.channels import channels_of
+from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
+from jax_gnn._ops.edge_region.cuda_text import has_tiles
 from jax_gnn._ops.edge_region.primitive import edge_region
 
 needs_cuda = pytest.mark.skipif(
@@ -124,6 +126,22 @@ def test_products_that_mix_channels_have_none():
     )
     with pytest.raises(channel_kernel.Infeasible):
         channel_kernel.generate_channels(model.region().program)
+
+
+def test_products_with_weights_are_left_to_tensor_cores():
+    """A radial network beside a product with constants: no channel multiplies with its matrix."""
+
+    def function(x, y, e, w):
+        weights = jnp.tanh(e @ w)
+        v = jnp.einsum("ui,j,ijk->uk", x, y, sparse_array(3, 3, 3).astype(x.dtype))
+        return [v * weights[:, None]]
+
+    rows = [("col", (16, 3)), ("edge", (3,)), ("edge", (8,)), ("shared", (8, 16))]
+    for programs_of_region in programs(Model(function, rows, [("row", "sum")])):
+        for program in programs_of_region:
+            assert channels_of(program) is None
+            assert kernel_of(program).source.count("\n") < 500
+    assert has_tiles(programs(Model(function, rows, [("row", "sum")]))[0][0])
 
 
 def test_programs_read_sparse_constants(rng):

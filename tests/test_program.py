@@ -33,6 +33,7 @@ from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, prog
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.segment_matmul import api as products
 from jax_gnn._program import api, explain, passes
+from jax_gnn._program import regions as program_regions
 from jax_gnn._program.api import Program
 from jax_gnn._program.backend import backend as region_backend
 from jax_gnn._program.cost import Costs
@@ -854,6 +855,22 @@ def test_linear_maps_are_in_regions(rng):
 
     for got, want in zip(gradients(convolution), gradients(convolution.reference), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_regions_without_kernels_are_left_to_ops(rng, monkeypatch):
+    @program
+    def convolution(g, x: Node, e: Edge):
+        return g.sum(g.src(x) * jnp.tanh(e))
+
+    graph = random_graph(rng, Sizes(40, 3000))
+    arrays = [jnp.zeros((rows, 20)) for rows in (graph.num_nodes, graph.num_edges)]
+    monkeypatch.setattr(cuda_compile, "supports_linear_maps", lambda: True)
+    with jax_gnn.implementation("cuda"):
+        assert "edge regions" in convolution.explain(graph, *arrays)
+        monkeypatch.setattr(program_regions, "flops_of_walks", lambda region: np.inf)
+        other = jnp.zeros((graph.num_edges, 21))  # plans are kept by shapes
+        text = convolution.explain(graph, jnp.zeros((graph.num_nodes, 21)), other)
+        assert "no region, which has no kernel for GPUs" in text and "for each edge" not in text
 
 
 @pytest.mark.usefixtures("with_regions")

@@ -401,6 +401,16 @@ class Costs:
         time = _arithmetic(region.gradient_flops() * self.num_edges).extra
         return time - self.gradient(region.results[0]).time
 
+    def time_of_walks(self, region: EdgeRegion) -> float:
+        """Return the microseconds that a region takes beyond `of`, as a walk; 0 if it is less.
+
+        It is infinite if a GPU has no kernel for the region.
+        """
+        time = _arithmetic(region.flops() * self.num_edges).extra
+        if not region.linear_maps and math.isfinite(time):  # `of` counts what is read once
+            return 0.0
+        return max(0.0, time - self.of(region.results[0]).time)
+
     def _walk(self, region: EdgeRegion, order: str) -> Launch:
         """Return what edges read, in the order of their rows or of their columns."""
         launch = self._edge_ids()

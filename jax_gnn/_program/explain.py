@@ -195,11 +195,11 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
             sources(region.region, region.matrix(Matrices(graph)))
         except Unsupported as error:
             lines.append(f"    by plain XLA on a GPU: {error.reason}")
-    lines += [
-        f"  {names[push]}: no region, which is counted to take {time:.1f} µs more than ops, "
-        "gradients included"
-        for push, time in plan.left_to_ops.items()
-    ]
+    for push, time in plan.left_to_ops.items():
+        reason = f"is counted to take {time:.1f} µs more than ops, gradients included"
+        if plan.has_kernels and time < 0:
+            reason = "has no kernel for GPUs"
+        lines.append(f"  {names[push]}: no region, which {reason}")
     return ["", "edge regions", *lines] if lines else []
 
 

@@ -104,7 +104,11 @@ def program_times(plan: Plan) -> tuple[Times, Times]:
     as_written = _times(plain, written, lambda *_: _SCATTERED * num_edges)
     if backend() != "cpu":
         as_written = as_written._replace(forward=_FUSED * as_written.forward)
-    return _times(plan.costs, plan.results, lifted_sum), as_written
+    lifted = _times(plan.costs, plan.results, lifted_sum)
+    if backend() == "cuda":
+        beyond = plan.time_in_kernels - plan.time
+        lifted = lifted.plus(Times(beyond, beyond))
+    return lifted, as_written
 
 
 def _times(costs: Costs, results: list[Row], of_sum: Callable[[Row, Pattern], float]) -> Times:

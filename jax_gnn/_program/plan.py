@@ -51,6 +51,7 @@ class Plan:
         parts: The spaces of the graph.
         passes: The passes that are applied.
         linear_maps: Whether edge regions may contain linear maps.
+        has_kernels: Whether edge regions are those alone that a GPU has kernels for.
         requested: The passes that the program asks for.
         trained: The plan that takes less with gradients, if there is another.
         variants: Rewritten results by passes and by content, and their costs, which plans of one
@@ -61,6 +62,7 @@ class Plan:
     parts: Parts
     passes: tuple[str, ...]
     linear_maps: bool = True
+    has_kernels: bool = False
     requested: tuple[str, ...] = ()
     trained: Plan | None = None
     variants: dict[Hashable, Any] = field(default_factory=dict, repr=False)
@@ -87,9 +89,10 @@ class Plan:
     @functools.cached_property
     def costs(self) -> Costs:
         """Costs of rows."""
-        key = id(self.results), "compact_pairs" in self.passes, self.linear_maps
+        options = self.linear_maps, self.has_kernels
+        key = id(self.results), "compact_pairs" in self.passes, *options
         if key not in self.variants:
-            matcher = match_regions(self.results, self.parts, self.passes, self.linear_maps)
+            matcher = match_regions(self.results, self.parts, self.passes, *options)
             self.variants[key] = Costs(matcher, self.results)
         costs: Costs = self.variants[key]
         return costs
@@ -98,6 +101,12 @@ class Plan:
     def time(self) -> float:
         """Estimated microseconds of all rows."""
         return self.costs.total(self.results)
+
+    @functools.cached_property
+    def time_in_kernels(self) -> float:
+        """`time` as kernels of regions take it on a GPU."""
+        is_cuda = backend() == "cuda"
+        return self.time + sum(map(self.costs.time_of_walks, self.regions) if is_cuda else ())
 
     @functools.cached_property
     def training_time(self) -> float:
@@ -200,9 +209,16 @@ def _matcher(results: Sequence[Row], parts: Parts, passes: Sequence[str]) -> Mat
 
 
 def match_regions(
-    results: Sequence[Row], parts: Parts, passes: Sequence[str], linear_maps: bool = True
+    results: Sequence[Row],
+    parts: Parts,
+    passes: Sequence[str],
+    linear_maps: bool = True,
+    has_kernels: bool = False,
 ) -> Matcher:
-    """Return the patterns of a program, with the regions that gain time."""
+    """Return the patterns of a program, with the regions that gain time.
+
+    Of these, `has_kernels` leaves those that a GPU has kernels for.
+    """
     matcher = _matcher(results, parts, passes)
     if backend() == "cpu":  # XLA fuses functions of edges, and stores what gradients need
         return matcher
@@ -216,6 +232,8 @@ def match_regions(
 
     candidates = Candidates(results, matcher, linear_maps)
     matcher.regions = choose_regions(candidates, training_time)
+    if has_kernels:
+        matcher.regions = {row: x for row, x in matcher.regions.items() if x.has_kernels()}
     matcher.softmaxes = online_softmaxes(matcher.regions.values(), matcher.uses)
     return matcher
 
@@ -240,13 +258,14 @@ def make_plan(
         names = tuple(name for name in passes if name in (*others, *added))
         plans += _with_fewer_passes(replace(plans[0], passes=names, requested=names))
     trained = min(plans, key=lambda plan: plan.training_time * _factor(plan))
-    if linear_maps and not all(map(EdgeRegion.has_kernels, trained.regions)):
-        return make_plan(traced, parts, passes, linear_maps=False)
+    if not all(map(EdgeRegion.has_kernels, trained.regions)):
+        if linear_maps:
+            return make_plan(traced, parts, passes, linear_maps=False)
+        return replace(trained, has_kernels=True)
     best = min(plans, key=lambda plan: plan.time * _factor(plan))
-    is_better = best.time * _factor(best) < _MAX_SHARE * trained.time * _factor(trained)
-    if is_better and all(map(EdgeRegion.has_kernels, best.regions)):
-        return replace(best, trained=trained)
-    return trained
+    time = best.time_in_kernels * _factor(best)  # infinite without kernels
+    is_better = time < _MAX_SHARE * trained.time_in_kernels * _factor(trained)
+    return replace(best, trained=trained) if is_better else trained
 
 
 def _factor(plan: Plan) -> float:

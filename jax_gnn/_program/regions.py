@@ -203,10 +203,12 @@ class EdgeRegion:
         return [*accesses, "row"] if self.share_dtype else accesses
 
     def has_kernels(self) -> bool:
-        """Whether a GPU has kernels for the region, which products with matrices may prevent."""
-        if backend() != "cuda" or not self.linear_maps:
-            return True
-        return math.isfinite(flops_of_walks(self.region))
+        """Whether a GPU has kernels for the region."""
+        return backend() != "cuda" or math.isfinite(self.flops())
+
+    def flops(self) -> float:
+        """Return the time of an edge in the region's walk, in flops; infinite without a kernel."""
+        return flops_of_walks(self.region)
 
     def gradient_flops(self) -> float:
         """Return the time of an edge in the walks of gradients to all rows of floats, in flops.

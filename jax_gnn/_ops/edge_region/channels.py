@@ -22,6 +22,8 @@ from jax_gnn._ops.edge_region.row_program import Input, Instruction, RowProgram
 
 MIN_CHANNELS = 16
 """Fewest channels, and terms of a sum that is a sum over channels."""
+MAX_UNROLLED_WEIGHTS = 64
+"""Weights of a matrix whose product is written out; larger ones run on tensor cores."""
 SUM = -1
 """Factor of a monomial that is summed over channels."""
 
@@ -61,8 +63,14 @@ class Channels(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def channels_of(program: RowProgram) -> Channels | None:
-    """Return the channels of a program that has products with constants; None for others."""
+    """Return the channels of a program that has products with constants; None for others.
+
+    A program that also multiplies with a large matrix of weights has none: every channel would
+    multiply anew, and hold what comes out.
+    """
     if not any(_multiplies_constant(program, step) for step in program.instructions):
+        return None
+    if any(_multiplies_weights(program, step) for step in program.instructions):
         return None
     widths = sorted({x.width for x in program.inputs if x.access != "shared"})
     # Rows that all channels read are narrow. The fewest such rows leave several channels.
@@ -76,6 +84,16 @@ def channels_of(program: RowProgram) -> Channels | None:
 def _multiplies_constant(program: RowProgram, step: Instruction) -> bool:
     matrix = program.values[step.operands[-1]] if step.name == "dot" else None
     return isinstance(matrix, Instruction) and matrix.name == "constant"
+
+
+def _multiplies_weights(program: RowProgram, step: Instruction) -> bool:
+    """Whether an instruction is a product with an array that all entries share."""
+    if step.name != "dot" or program.values[step.operands[1]].width <= MAX_UNROLLED_WEIGHTS:
+        return False
+    matrix = program.values[step.operands[1]]
+    while isinstance(matrix, Instruction) and matrix.name in ("take", "convert_element_type"):
+        matrix = program.values[matrix.operands[0]]
+    return isinstance(matrix, Input) and matrix.access == "shared"
 
 
 def _connected(program: RowProgram, limit: int) -> Channels | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jax_gnn._ops.edge_region.channels import channels_of
+from jax_gnn._ops.edge_region.channels import MAX_UNROLLED_WEIGHTS, channels_of
 from jax_gnn._ops.edge_region.row_program import Instruction, Output, RowProgram
 
 MAX_ARRAYS = 32
@@ -24,8 +24,6 @@ TILE_ENTRIES = 16
 """Entries of a warp that tensor cores take together; as in ``edge_tiles.cuh``."""
 SHARED_BYTES = 227 << 10
 """Shared memory of a multiprocessor."""
-MAX_UNROLLED_WEIGHTS = 64
-"""Weights of a matrix whose product is written out; larger ones run on tensor cores."""
 
 # Types in memory and in registers, and sizes in memory.
 STORED_TYPES = {
