@@ -87,7 +87,10 @@ def customers(folder, rows=5000):
         (["$1,234.5", "$3", "N/A", "-$7"], "number", [1234.5, 3, NAN, -7]),
         (["12 %", "3%"], "number", [12, 3]),
         (["12 %", "3", "EUR 5"], "category", None),  # signs that do not agree
-        (["1,23", "4,5"], "category", None),  # no thousands
+        (["1,23", "4,5", "-7"], "number", [1.23, 4.5, -7]),  # decimal commas
+        (["1.234,5 €", "-2 €", ""], "number", [1234.5, -2, NAN]),
+        (["1,234", "2,345"], "number", [1234, 2345]),  # decimal commas would do, too
+        (["1,23", "4.5"], "category", None),
         (["2024-01-05", "null", "1969-12-31"], "time", [19727 * DAY, NAN, -DAY]),
         (["1970-01-01T01:00+01:00", "1970-01-01 00:00:00.5"], "time", [0, 0.5]),
         (["1970-01-02", "9999-12-31T23:00-14:00"], "category", None),  # beyond the last year
@@ -131,6 +134,33 @@ def test_typos(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"column 'x': 4 of 300 cells are no numbers: {three}"):
             read()
+
+
+@pytest.mark.parametrize("sign", ["\t", ";", ","])
+def test_separators_of_cells(tmp_path, sign):
+    # The header tells the separator; decimal commas are told by the column's name.
+    price = '"1,5"' if sign == "," else "1,5"
+    lines = ["id", "price, EUR" if sign == ";" else '"price, EUR"', "large"]
+    nodes = [lines, ["a", price, '"1,234"'], ["b", "2", '"5,678"']]
+    folder = write(
+        tmp_path / "it",
+        "".join(sign.join(row) + "\n" for row in nodes),
+        f"src{sign}dst{sign}weight\na{sign}b{sign}{price}\n",
+    )
+    data = load_csv(folder)
+    assert data.x.tolist() == [[1.5, 1234], [2, 5678]] and data.edge_weight.tolist() == [1.5]
+    assert data.notices == ("column 'price, EUR': numbers with decimal commas",)
+    columns = dict(data.columns)
+    assert columns["weight of edges.csv"] == "edge weights with decimal commas"
+    assert "with thousands separators (with decimal commas fits as well)" in columns["large"]
+    with pytest.warns(
+        UserWarning, match=r"nodes\['price, EUR'\] holds numbers with decimal commas"
+    ):
+        table = convert.from_table(folder / "edges.csv", folder / "nodes.csv", directed=True)
+    assert table.nodes["price, EUR"].tolist() == [1.5, 2]
+    write(folder, f"id{sign}label{sign}x\na{sign}b\n")
+    with pytest.raises(ValueError, match=r"nodes.csv:2 must have 3 cells as the header has, got 2"):
+        load_csv(folder)
 
 
 def test_from_table_reads_times_fills_and_ignores():

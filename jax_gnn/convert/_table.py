@@ -62,13 +62,14 @@ def from_table(
 ) -> Data:
     """Read a graph from a table of edges and, optionally, one of nodes.
 
-    A table is the path of a CSV file with a header (TSV by its suffix, Parquet and Arrow by
-    pyarrow), a mapping of columns, a data frame of pandas or polars, or any other object with the
-    Arrow C stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by
-    pyarrow). A file of another suffix that begins with ``#`` is a list of edges in SNAP's format:
-    comments, and fields between white space, of which the first two are source and destination. An
-    entry (i, j) of a MatrixMarket file (``.mtx``) is an edge from i to j, which count from 1; with
-    ``hypergraph``, a line of an hMETIS file (``.hgr``) is a hyperedge.
+    A table is the path of a CSV file with a header, by which commas, semicolons or tabs separate
+    cells (TSV by its suffix, Parquet and Arrow by pyarrow), a mapping of columns, a data frame of
+    pandas or polars, or any other object with the Arrow C stream interface, which pyarrow reads.
+    Text may be compressed (``.gz``, ``.zst`` by pyarrow). A file of another suffix that begins with
+    ``#`` is a list of edges in SNAP's format: comments, and fields between white space, of which
+    the first two are source and destination. An entry (i, j) of a MatrixMarket file (``.mtx``) is
+    an edge from i to j, which count from 1; with ``hypergraph``, a line of an hMETIS file
+    (``.hgr``) is a hyperedge.
 
     Edges name nodes by text or integers. Edges with a missing name, or a name in no row of
     ``nodes``, are dropped. If some names are text, integers become text; 1.0 is 1. The index of a
@@ -107,8 +108,8 @@ def from_table(
         or microseconds if some are no whole seconds. Columns of other text are dropped; columns
         of nodes that only number the rows are int64, which ``features()`` leaves out. Text is read
         as numbers if all cells are such or missing (``NA``, ``N/A``, ``null``, ``NaN``, ``None``,
-        ``-``, ``?`` or nothing), also with thousands separators or one sign, as in ``$1,234.5``;
-        at most 1 % of cells may be typos, which count as missing.
+        ``-``, ``?`` or nothing), also with thousands separators or one sign, as in ``$1,234.5``, or
+        decimal commas; at most 1 % of cells may be typos, which count as missing.
         ``categories`` has the values of ``one_hot`` and ``labels``, of all tables together.
 
     Example:
