@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 53_620, "flax_layers": 16_820, "tests": 48_780, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 53_740, "flax_layers": 16_820, "tests": 48_830, "cpp": 25_640}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

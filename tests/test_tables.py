@@ -136,6 +136,55 @@ def test_typos(tmp_path):
             read()
 
 
+@pytest.mark.filterwarnings("ignore:from_table")
+def test_a_recipe_of_from_table(tmp_path):
+    edges = {"from": ["a", "b"], "to": ["b", "a"], "kind": ["x", "y"], "note": ["p", "q"]}
+    nodes = {
+        "name": ["a", "b", "c"],
+        "age": ["20", "NA", "40"],
+        "city": ["Oslo", "Rome", None],
+        "since": ["1970-01-01", "1970-01-02", "1970-01-02"],
+        "team": [2, 1, 2],
+        "unused": [1, 2, 3],
+    }
+    options = {"relation": "kind", "one_hot": "city", "labels": "team", "ignore": "unused"}
+    data = convert.from_table(edges, nodes, **options, fill_missing="indicator")
+    # Without labels and ignored columns, with fewer relations, and a new city and column.
+    later = {
+        "name": ["d", "e", "f"],
+        "age": [None, "1,5", "60"],
+        "city": ["Bern", "Rome", "Oslo"],
+        "since": ["1970-01-01T00:00:00.5", "1970-01-03", "NA"],
+        "new": [1, 2, 3],
+    }
+    path = tmp_path / "edges.csv"
+    path.write_text("from;to;kind\nd;e;y\n")
+    again = convert.from_table(path, later, recipe=data.recipe)
+    assert again.recipe == data.recipe and again.graph.relation_names == ("x", "y")
+    assert again.graph.edge_types.tolist() == [1]
+    assert again.nodes["age"].tolist() == [30, 1.5, 60]
+    assert again.nodes["age is missing"].tolist() == [1, 0, 0]
+    assert again.nodes["city"].tolist() == [[0, 0], [0, 1], [1, 0]]
+    np.testing.assert_array_equal(again.nodes["since"], [0.5, 2 * DAY, 2 * DAY / 3])
+    assert {*again.nodes} == {*data.nodes} - {"team"}
+    assert any("'city': the recipe lacks 'Bern'" in line for line in again.report)
+    assert any("nodes['new'] is not in the recipe: dropped" in line for line in again.report)
+    # The same table has the same numbers; without missing ones, too, there is a column of these.
+    same = convert.from_table(edges, nodes, recipe=data.recipe)
+    for name, values in data.nodes.items():
+        np.testing.assert_array_equal(same.nodes[name], values)
+    nodes["age"] = [1, 2, 3]
+    present = convert.from_table(edges, nodes, recipe=data.recipe)
+    assert present.nodes["age is missing"].tolist() == [0, 0, 0]
+    assert present.nodes["team"].tolist() == [1, 0, 1]
+    del nodes["age"]
+    with pytest.raises(ValueError, match=r"nodes must have the columns of the recipe: \['age'\]"):
+        convert.from_table(edges, nodes, recipe=data.recipe)
+    edges["kind"] = ["x", "z"]
+    with pytest.raises(ValueError, match="edges must have the relations of the recipe, got 'z'"):
+        convert.from_table(edges, nodes, recipe=data.recipe)
+
+
 @pytest.mark.parametrize("sign", ["\t", ";", ","])
 def test_separators_of_cells(tmp_path, sign):
     # The header tells the separator; decimal commas are told by the column's name.

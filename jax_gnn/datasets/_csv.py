@@ -89,12 +89,12 @@ def load_csv(
     edges = EdgeTable.read(edges_path, options, ("weight", "time"))
     memory, uses = Memory(nodes_path, edges_path), ("split", "time", "label")
     nodes = NodeTable.read(nodes_path, memory, options, options.plan, uses=uses, unit=edges.unit)
-    names, ((src, dst),) = number_ends({"": nodes}, [edges])
+    names, (ends,) = number_ends({"": nodes}, [edges])
     with errors_in(nodes_path):
         dataset = GraphDataset(
             name=dataset_name(path, nodes_path),
-            src=src,
-            dst=dst,
+            src=ends[0],
+            dst=ends[1],
             edge_weight=edges.weight,
             edge_time=edges.time,
             node_time=nodes.time,
