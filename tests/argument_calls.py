@@ -321,6 +321,8 @@ _add("sampling.node_chunks", graph=NODES, num_edges=4)
 _add("sampling.fetch_rows", rows=X, ids=SRC, out=X.copy())
 _add("sampling.EdgeProbability.from_weights", graph=NODES, weights=X[:, 0])
 _add("sampling.EdgeTime.from_times", graph=NODES, times=X[:, 0])
+_add("EdgeTime.in_degrees",
+     of=jax_gnn.sampling.EdgeTime.from_times(NODES, X[:, 0]), graph=NODES, nodes=SRC, times=X[:, 0])
 _add("sharding.partition", graph=NODES, num_parts=2, method="hash")
 # fmt: on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import jax_gnn
-from jax_gnn import Graph, Hypergraph
+from jax_gnn import Graph, Hypergraph, cli
 from jax_gnn.sharding import PartitionCosts, _partition, partition, partition_costs
 from jax_gnn.sharding._partition import Adjacency, SplitArgs, parse_graph
 
@@ -95,14 +96,20 @@ def test_costs_are_counted(num_parts, rng):
     np.testing.assert_array_equal(costs.edges, np.bincount(parts[dst], minlength=num_parts))
 
 
-def test_a_graph_without_structure_is_told(rng, monkeypatch):
+def test_a_graph_without_structure_is_told(rng, monkeypatch, tmp_path, capsys):
     """A warning says that parts of a large random graph fetch nearly all rows."""
     monkeypatch.setattr(_partition, "FEW_EDGES", 10_000)
     src, dst = rng.integers(0, 1000, (2, 40_000))
-    with pytest.warns(
-        UserWarning, match=r"parts fetch \d.\d\d rows for each node, at random 3\.00"
-    ):
+    text = r"parts fetch \d.\d\d rows for each node, at random 3\.00"
+    with pytest.warns(UserWarning, match=text):
         partition(Graph.from_edges(src, dst, num_nodes=1000), 4)
+    # The command prints it, too, for its own choice of a method.
+    data = tmp_path / "data.npz"
+    np.savez(data, num_nodes=1000, src=src, dst=dst)
+    for options, count in (([], 1), (["--method", "hash"], 0)):
+        assert cli.main(["partition", str(data), "--parts", "4", *options]) == 0
+        lines = re.findall(f"jax-gnn: warning: no partition .*{text}", capsys.readouterr().err)
+        assert len(lines) == count
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         partition(communities(rng, 6400, 8)[0], 4)

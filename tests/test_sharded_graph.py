@@ -20,10 +20,11 @@ from op_spec import assert_close, same_bits
 import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
-from jax_gnn.sharding import Part, ShardedGraph, partition, shard_graph
-from jax_gnn.sharding._command import Costs
+from jax_gnn.relational import edges_of
+from jax_gnn.sharding import Part, PartitionCosts, ShardedGraph, partition, shard_graph
+from jax_gnn.sharding._command import bytes_of, costs_of
 from jax_gnn.sharding._exchange import MAX_SENT_RATIO, plan_rounds, plan_shares
-from jax_gnn.sharding._partition import SplitArgs, parse_graph
+from jax_gnn.sharding._partition import Adjacency, SplitArgs, parse_graph
 from jax_gnn.sharding._split import split_graph
 
 METHODS = ("auto", "multilevel", "metis", "contiguous", "hash", "random", "one part")
@@ -456,18 +457,22 @@ def test_counted_costs(make, rng):
     graph = make(rng)
     with jax_gnn.host_arrays():
         args = SplitArgs.parse(parse_graph(graph), 3, "auto")
-        costs = Costs.of(*split_graph(args, ""))
+        pieces, places = split_graph(args, "")
+        costs, exchanges = costs_of(pieces)
     split = shard_graph(graph, mesh_of(3), "nodes")
     num_bytes = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
-    assert costs.bytes == sum(num_bytes)
-    assert sum(exchange.sent for exchange in costs.exchanges) == split.rows_moved
-    sizes = (split.node_ids >= 0).sum(1)
-    np.testing.assert_array_equal(costs.nodes, sizes)
+    assert bytes_of(pieces, places) == sum(num_bytes)
+    assert sum(exchange.sent for exchange in exchanges) == split.rows_moved
+    np.testing.assert_array_equal(costs.nodes, (split.node_ids >= 0).sum(1))
     edges = getattr(split.part, "back", getattr(split.part, "nodes", split.part))
     np.testing.assert_array_equal(costs.edges, edges.indptr[:, -1])
-    for exchange in costs.exchanges:
-        assert exchange.needed <= exchange.sent <= MAX_SENT_RATIO * exchange.needed
-        assert exchange.needed <= exchange.gathered
+    halo = costs.halo.sum()
+    assert halo <= split.rows_moved <= MAX_SENT_RATIO * halo
+    assert halo <= sum(exchange.gathered for exchange in exchanges)
+    if make is not random_hypergraph:  # the halo of each part is that of the partition
+        counted = PartitionCosts.of(Adjacency.of(edges_of(graph)), 3, args.node_parts)
+        for count, expected in zip(costs, counted, strict=True):
+            np.testing.assert_array_equal(count, expected)
 
 
 # --- Models --------------------------------------------------------------------------------------

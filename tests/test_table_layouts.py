@@ -86,6 +86,73 @@ def test_names_of_labels(tmp_path, header, row, values, names):
     assert (data.y.tolist(), data.label_names) == (values, names)
 
 
+SHOP = {
+    "nodes.csv": "customer,label,churned,joined\na,1,yes,3\nb,2,no,4\nc,3,yes,9\n",
+    "edges.csv": "payer,payee,sum,joined\na,b,2,5\nb,c,3,6\nc,a,1,7\n",
+}
+NAMES = {"src": "payer", "dst": "payee", "node": "customer", "label": "churned"}
+NAMES |= {"time": "joined", "weight": "sum"}
+
+
+def test_named_columns(tmp_path):
+    data = load_csv(write(tmp_path, SHOP), **NAMES)
+    assert data.node_names == ("a", "b", "c") and data.label_names == ("no", "yes")
+    assert data.y.tolist() == [1, 0, 1] and data.node_time.tolist() == [3, 4, 9]
+    edges = zip(data.src.tolist(), data.dst.tolist(), strict=True)
+    assert dict(zip(edges, data.edge_time.tolist(), strict=True)) == {
+        (0, 1): 5, (1, 2): 6, (2, 0): 7
+    }  # fmt: skip
+    assert data.edge_weight.sum() == 6 and not data.notices
+    assert data.feature_names == ("label", "joined")  # which is none here
+    # Predictions read the same columns, of which labels and weights may be missing.
+    later = {"nodes.csv": "customer,label,joined\nx,1,3\n", "edges.csv": "payer,payee\nx,x\n"}
+    later = load_csv(write(tmp_path / "later", later), recipe=data.table_recipe)
+    assert later.feature_names == data.feature_names and later.y.tolist() == [-1]
+    numbers = load_csv(tmp_path, **NAMES | {"label": None, "target": "label"})
+    assert numbers.regresses and numbers.y.tolist() == [1, 2, 3]
+    types = {"nodes/payer.csv": SHOP["nodes.csv"], "nodes/payee.csv": "customer\na\n"}
+    types |= {"edges/payer-pays-payee.csv": "x,payer,to\nb,1,a\n"}
+    typed = load_relational(write(tmp_path / "types", types), node="customer", src="x", dst="to")
+    assert (typed.src.tolist(), typed.dst.tolist()) == ([2], [0])  # payees come first
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"src": "from"}, r"edges.csv: expected the column from \(src\), got payer, payee, sum,"),
+        ({"node": "id"}, r"nodes.csv: expected the column id \(node\), got customer"),
+        ({"label": "y"}, r"nodes.csv: expected the column y \(label\), got customer"),
+        ({"weight": "w"}, r"edges.csv: expected the column w \(weight\), got payer"),
+        ({"time": "t"}, r"time: 't' is none of the columns customer, "),
+        ({"target": "label"}, "label must be None beside target, got 'churned'"),
+    ],
+)
+def test_named_columns_that_are_missing(tmp_path, names, message):
+    with pytest.raises(ValueError, match=message):
+        load_csv(write(tmp_path, SHOP), **NAMES | names)
+
+
+def test_named_columns_of_the_command(tmp_path, capsys):
+    nodes = [f"c{i},{'yn'[i % 2]},{i % 2 + 1}" for i in range(20)]
+    edges = [f"c{i},c{(i + 2) % 20}" for i in range(20)]
+    tables = {"nodes": ["customer,churned,income", *nodes], "edges": ["payer,payee", *edges]}
+    files = {f"{name}.csv": "\n".join(lines) for name, lines in tables.items()}
+    data, run = str(write(tmp_path, files)), str(tmp_path / "run")
+    options = ["--src", "payer", "--dst", "payee", "--id", "customer", "--label", "churned"]
+    assert cli.main(["data", data, *options]) == 0
+    assert "churned: 2 classes, 20 of 20 known" in capsys.readouterr().out
+    training = ["--splits", "1", "--epochs", "3", "--no-baseline", "--output", run]
+    assert cli.main(["train", "sage", "--data", data, *options, *training]) == 0
+    (tmp_path / "nodes.csv").write_text("customer,income\nc1,2\nc0,1\nc7,2\n")
+    (tmp_path / "edges.csv").write_text("payer,payee\nc1,c7\n")
+    output = tmp_path / "labels.csv"
+    assert cli.main(["predict", run, "--data", data, "--output", str(output)]) == 0
+    rows = [line.split(",")[0] for line in output.read_text().split()]
+    assert rows == ["node", "c1", "c0", "c7"]
+    assert cli.main(["train", "gcn", "--data", "digits", "--src", "payer"]) == 2
+    assert "digits must be tables for src" in capsys.readouterr().err
+
+
 def test_missing_targets(tmp_path):
     write(tmp_path, {"nodes.csv": "id,y\na,0.5\nb,N/A\n", "edges.csv": "src,dst\na,a\n"})
     np.testing.assert_array_equal(load_csv(tmp_path).y, [0.5, np.nan])

@@ -87,7 +87,10 @@ def customers(folder, rows=5000):
         (["$1,234.5", "$3", "N/A", "-$7"], "number", [1234.5, 3, NAN, -7]),
         (["12 %", "3%"], "number", [12, 3]),
         (["12 %", "3", "EUR 5"], "category", None),  # signs that do not agree
-        (["1,23", "4,5"], "category", None),  # no thousands
+        (["1,23", "4,5", "-7"], "number", [1.23, 4.5, -7]),  # decimal commas
+        (["1.234,5 €", "-2 €", ""], "number", [1234.5, -2, NAN]),
+        (["1,234", "2,345"], "number", [1234, 2345]),  # decimal commas would do, too
+        (["1,23", "4.5"], "category", None),
         (["2024-01-05", "null", "1969-12-31"], "time", [19727 * DAY, NAN, -DAY]),
         (["1970-01-01T01:00+01:00", "1970-01-01 00:00:00.5"], "time", [0, 0.5]),
         (["1970-01-02", "9999-12-31T23:00-14:00"], "category", None),  # beyond the last year
@@ -131,6 +134,82 @@ def test_typos(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"column 'x': 4 of 300 cells are no numbers: {three}"):
             read()
+
+
+@pytest.mark.filterwarnings("ignore:from_table")
+def test_a_recipe_of_from_table(tmp_path):
+    edges = {"from": ["a", "b"], "to": ["b", "a"], "kind": ["x", "y"], "note": ["p", "q"]}
+    nodes = {
+        "name": ["a", "b", "c"],
+        "age": ["20", "NA", "40"],
+        "city": ["Oslo", "Rome", None],
+        "since": ["1970-01-01", "1970-01-02", "1970-01-02"],
+        "team": [2, 1, 2],
+        "unused": [1, 2, 3],
+    }
+    options = {"relation": "kind", "one_hot": "city", "labels": "team", "ignore": "unused"}
+    data = convert.from_table(edges, nodes, **options, fill_missing="indicator")
+    # Without labels and ignored columns, with fewer relations, and a new city and column.
+    later = {
+        "name": ["d", "e", "f"],
+        "age": [None, "1,5", "60"],
+        "city": ["Bern", "Rome", "Oslo"],
+        "since": ["1970-01-01T00:00:00.5", "1970-01-03", "NA"],
+        "new": [1, 2, 3],
+    }
+    path = tmp_path / "edges.csv"
+    path.write_text("from;to;kind\nd;e;y\n")
+    again = convert.from_table(path, later, recipe=data.recipe)
+    assert again.recipe == data.recipe and again.graph.relation_names == ("x", "y")
+    assert again.graph.edge_types.tolist() == [1]
+    assert again.nodes["age"].tolist() == [30, 1.5, 60]
+    assert again.nodes["age is missing"].tolist() == [1, 0, 0]
+    assert again.nodes["city"].tolist() == [[0, 0], [0, 1], [1, 0]]
+    np.testing.assert_array_equal(again.nodes["since"], [0.5, 2 * DAY, 2 * DAY / 3])
+    assert {*again.nodes} == {*data.nodes} - {"team"}
+    assert any("'city': the recipe lacks 'Bern'" in line for line in again.report)
+    assert any("nodes['new'] is not in the recipe: dropped" in line for line in again.report)
+    # The same table has the same numbers; without missing ones, too, there is a column of these.
+    same = convert.from_table(edges, nodes, recipe=data.recipe)
+    for name, values in data.nodes.items():
+        np.testing.assert_array_equal(same.nodes[name], values)
+    nodes["age"] = [1, 2, 3]
+    present = convert.from_table(edges, nodes, recipe=data.recipe)
+    assert present.nodes["age is missing"].tolist() == [0, 0, 0]
+    assert present.nodes["team"].tolist() == [1, 0, 1]
+    del nodes["age"]
+    with pytest.raises(ValueError, match=r"nodes must have the columns of the recipe: \['age'\]"):
+        convert.from_table(edges, nodes, recipe=data.recipe)
+    edges["kind"] = ["x", "z"]
+    with pytest.raises(ValueError, match="edges must have the relations of the recipe, got 'z'"):
+        convert.from_table(edges, nodes, recipe=data.recipe)
+
+
+@pytest.mark.parametrize("sign", ["\t", ";", ","])
+def test_separators_of_cells(tmp_path, sign):
+    # The header tells the separator; decimal commas are told by the column's name.
+    price = '"1,5"' if sign == "," else "1,5"
+    lines = ["id", "price, EUR" if sign == ";" else '"price, EUR"', "large"]
+    nodes = [lines, ["a", price, '"1,234"'], ["b", "2", '"5,678"']]
+    folder = write(
+        tmp_path / "it",
+        "".join(sign.join(row) + "\n" for row in nodes),
+        f"src{sign}dst{sign}weight\na{sign}b{sign}{price}\n",
+    )
+    data = load_csv(folder)
+    assert data.x.tolist() == [[1.5, 1234], [2, 5678]] and data.edge_weight.tolist() == [1.5]
+    assert data.notices == ("column 'price, EUR': numbers with decimal commas",)
+    columns = dict(data.columns)
+    assert columns["weight of edges.csv"] == "edge weights with decimal commas"
+    assert "with thousands separators (with decimal commas fits as well)" in columns["large"]
+    with pytest.warns(
+        UserWarning, match=r"nodes\['price, EUR'\] holds numbers with decimal commas"
+    ):
+        table = convert.from_table(folder / "edges.csv", folder / "nodes.csv", directed=True)
+    assert table.nodes["price, EUR"].tolist() == [1.5, 2]
+    write(folder, f"id{sign}label{sign}x\na{sign}b\n")
+    with pytest.raises(ValueError, match=r"nodes.csv:2 must have 3 cells as the header has, got 2"):
+        load_csv(folder)
 
 
 def test_from_table_reads_times_fills_and_ignores():

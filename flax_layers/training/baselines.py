@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from flax_layers.training.data import labels, node_features, node_mask, split_of
 from flax_layers.training.direction import graph_of
 from flax_layers.training.link_tasks import EdgeTask
 from flax_layers.training.trained import accuracy, losses, regression_errors
-from jax_gnn.datasets import GraphsDataset, HypergraphDataset, NodeDataset, RelationalDataset, Split
+from jax_gnn.datasets import (
+    GraphDataset,
+    GraphsDataset,
+    HypergraphDataset,
+    NodeDataset,
+    RelationalDataset,
+    Split,
+)
 
 STRENGTHS = (1e-2, 1e-3, 1e-4)  # of the L2 penalty; validation chooses one
 MAX_STEPS = 30  # of L-BFGS for each strength
@@ -163,8 +170,15 @@ def _inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.ndarray]:
             ends = np.concatenate(ends), np.concatenate(ends[::-1])
         means = _mean_matrix(*ends, dataset.num_nodes)
     else:
-        graph = graph_of(dataset, config)  # type: ignore[arg-type]
-        means = _mean_matrix(*graph.edges(), dataset.num_nodes)
+        assert isinstance(dataset, GraphDataset)
+        graph = graph_of(dataset, config)
+        src, dst = np.asarray(graph.cols), np.asarray(graph.rows)
+        if getattr(config, "edge_time", False):
+            # Sources no later than their edge's destination keep means of means in its past, too.
+            edge_time, node_time = cast(np.ndarray, dataset.edge_time), cast(Any, dataset.node_time)
+            times = np.maximum(edge_time[np.asarray(graph.edge_ids)], node_time[src])
+            src, dst = (ids[times <= node_time[dst]] for ids in (src, dst))
+        means = _mean_matrix(src, dst, dataset.num_nodes)
     inputs = with_means(x, means, dataset.num_nodes)
     if isinstance(dataset, GraphsDataset):  # a graph has the mean of its nodes
         graph_ids = np.repeat(np.arange(dataset.num_graphs), dataset.sizes)

@@ -82,11 +82,27 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         raise data_error(dataset, "has no single class for each example, which class_weight needs")
     if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
         raise data_error(dataset, "has no edge_weight to weigh edges by")
+    check_times(dataset, config)
     for plural in ("classes", "relations"):
         required = plural == "relations" or not dataset.regresses
         if required and getattr(dataset, f"num_{plural}", None) == 0:
             raise data_error(dataset, f"has no {plural}")
     _check_features(dataset, config)
+
+
+def check_times(dataset: NodeDataset, config: TrainConfig) -> None:
+    """Check that edges and nodes have times if the settings ask for them.
+
+    Raises:
+        ValueError: They have none.
+    """
+    times = (getattr(dataset, f"{what}_time", None) for what in ("edge", "node"))
+    if getattr(config, "edge_time", False) and any(values is None for values in times):
+        raise data_error(
+            dataset,
+            "has no times of edges and of nodes, edge_time and node_time (columns 'time' of both "
+            "tables), which the settings ask for",
+        )
 
 
 def _check_features(dataset: NodeDataset, config: TrainConfig | LinkConfig) -> None:

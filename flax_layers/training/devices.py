@@ -43,6 +43,8 @@ def check_devices(config: TrainConfig, devices: int, *, training: bool = True) -
         obstacle = f"takes no part of a hypergraph, as {', '.join(models)} do"
     elif training and getattr(config, "batch_size", None):
         obstacle = "is trained on batches of nodes where batch_size is given"
+    elif getattr(config, "edge_time", False):
+        obstacle = "samples edges up to each node's time"
     if obstacle:
         raise ValueError(
             f"devices must be 1: {command_name(config.model)} {obstacle}; got {devices}"

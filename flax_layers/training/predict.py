@@ -21,6 +21,7 @@ from flax_layers.training.checkpoint import load_checkpoint
 from flax_layers.training.devices import check_devices
 from flax_layers.training.links import TrainedLinks
 from flax_layers.training.models import command_name
+from flax_layers.training.neighborhoods import evaluation_text
 from flax_layers.training.options import add_devices, method_of, require
 from flax_layers.training.predictor import Predictor
 from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_names, percent
@@ -189,6 +190,10 @@ def _run_predict(args: argparse.Namespace) -> int:
             ["data", dataset.name, f"({_origin(trained, dataset)})"],
             *_accuracy_rows(trained, dataset, logits),
         ]
+        if getattr(trained.config, "edge_time", False):
+            graph: Any = trained.recipe.structure(dataset, trained.config)  # type: ignore[misc]
+            text = evaluation_text(trained.config, graph)  # type: ignore[arg-type]
+            rows.append(["evaluated on", text, ""])
     if args.output:
         write_predictions(args.output, trained, dataset, logits)
         rows.append(["predictions", str(args.output), ""])

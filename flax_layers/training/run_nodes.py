@@ -18,6 +18,7 @@ from flax_layers.training.devices import check_devices
 from flax_layers.training.direction import settled_direction
 from flax_layers.training.loop import train
 from flax_layers.training.models import Recipe, command_name
+from flax_layers.training.neighborhoods import evaluation_text
 from flax_layers.training.plot import plot_learning_curves
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
@@ -84,11 +85,13 @@ def _score_rows(result: TrainResult, runs: Mapping[str, Run]) -> Iterator[list[s
 
 
 def _rate_rows(result: TrainResult) -> Iterator[list[str]]:
-    """Yield the seed nodes that batches trained on per second, evaluation included."""
+    """Yield the seeds of batches per second, evaluation included, and what evaluations see."""
     config, split = result.trained.config, result.trained.split
     if isinstance(config, SampledConfig) and config.batch_size and split is not None:
         rate = len(split.train) / result.run.median_epoch_seconds
         yield ["seeds per second", f"{rate:,.0f}"]
+        if getattr(config, "edge_time", False):
+            yield ["evaluated on", evaluation_text(config, result.graph)]
 
 
 def _model_score(result: TrainResult) -> float:
@@ -146,8 +149,8 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig
     if weighted and not getattr(config, "edge_weight", False):
         advice = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({advice})", file=sys.stderr)
-    if getattr(dataset, "edge_time", None) is not None:
-        advice = "nodes see edges of all times; --task link splits by them"
+    if getattr(dataset, "edge_time", None) is not None and not getattr(config, "edge_time", False):
+        advice = "nodes see edges of all times; --batch-size N --edge-time: up to their own"
         print(f"jax-gnn: times of edges are not used ({advice})", file=sys.stderr)
     options.print_data_notes(dataset, config, settled)
 

@@ -43,7 +43,7 @@ def load_for(recipe: Recipe | LinkRecipe, args: argparse.Namespace) -> NodeDatas
     except ValueError as error:
         # If the source can be read as another kind of data, the error names what takes it.
         try:
-            kind = type(load_any(source)[0])
+            kind = type(load_any(source, **_table_options(args))[0])
         except ValueError as problem:
             # A damaged file of another kind of data says more than that this kind is unknown.
             unknown = "is of no known format"
@@ -93,11 +93,23 @@ def add_table_options(group: argparse._ArgumentGroup) -> None:
         metavar="COLUMN",
         help="for tables: leave a column of nodes out; may be repeated",
     )
+    for flags, text in {
+        ("--src",): "edges with the id of the source",
+        ("--dst",): "edges with the id of the destination",
+        ("--node", "--id"): "nodes with their ids",
+        ("--label",): "nodes with their classes",
+        ("--target",): "nodes with numbers to regress on",
+        ("--time",): "edges, nodes or both with times",
+        ("--weight",): "edges with their weights",
+    }.items():
+        group.add_argument(*flags, metavar="COLUMN", help=f"for tables: the column of {text}")
 
 
 def _table_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_table_options` that were used."""
-    options = {name: getattr(args, name, None) for name in ("fill_missing", "text", "ignore")}
+    columns = "src", "dst", "node", "label", "target", "time", "weight"
+    names = "fill_missing", "text", "ignore", *columns
+    options = {name: getattr(args, name, None) for name in names}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -117,7 +129,8 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
     if getattr(dataset, "edge_time", None) is not None:
-        yield ["edge times", "used by --task link, which splits edges by them; not by other tasks"]
+        seen = ", with --batch-size by --edge-time" * (dataset.node_time is not None)  # type: ignore[attr-defined]
+        yield ["edge times", f"used by --task link, which splits edges by them{seen}"]
     for i, (name, text) in enumerate(dataset.columns):
         yield ["" if i else "columns", f"{name or '(no name)'}: {text}"]
     for notice in dataset.notices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +12,12 @@ from flax import nnx
 from jax import Array
 
 from flax_layers import HeteroModel, Stack
-from flax_layers.training.config.nodes import TrainConfig
+from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.data import (
     Fingerprint,
     Numbering,
     Renumbered,
+    check_times,
     data_error,
     fingerprint,
     labels,
@@ -29,7 +30,8 @@ from flax_layers.training.data import (
 from flax_layers.training.devices import check_devices, shard_inputs
 from flax_layers.training.graphs import all_groups, stack_batches, to_device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
-from flax_layers.training.predictor import Predictor, preprocessed
+from flax_layers.training.neighborhoods import predict_past
+from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
 from flax_layers.training.types import AnyStructure, ArrayByType, Method, Model, PyTree
 from jax_gnn import Batch, __version__, host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
@@ -251,7 +253,8 @@ class TrainedModel(Predictor):
 
         Relations, types of nodes and, where the model knows them, nodes are those of the training
         with the same names, whatever their numbers. Without names numbers count, and a warning says
-        so where the data are not those of the training.
+        so where the data are not those of the training. After a training by times, a node sees the
+        edges up to its own time.
 
         Args:
             dataset: Data of the training, or others of the same kind and the same features.
@@ -268,6 +271,7 @@ class TrainedModel(Predictor):
                 weights; or there are fewer devices, or the model has no parts.
         """
         check_devices(self.config, devices, training=False)
+        check_times(dataset, self.config)
         # Weights that were learned are those of the training's hyperedges, by number.
         convolutions = getattr(stack_of(self.model), "convolutions", [None])
         learned = getattr(convolutions[0], "hyperedge_weight", None) is not None
@@ -295,7 +299,16 @@ class TrainedModel(Predictor):
             match.warn()
         if devices > 1:
             graph, x, *weights = shard_inputs(graph, (x, *weights), devices, method)
-        logits = self(graph, x, **dict(zip(("edge_weight",), weights, strict=False)))
+        if getattr(self.config, "edge_time", False):
+            scaling, config = (
+                self.preprocessing or Preprocessing(),
+                cast(SampledConfig, self.config),
+            )
+            x = preprocessed(scaling, x)
+            logits = predict_past(self.model, match.dataset, config, graph, x, *weights)
+            logits = scaling.results(logits)
+        else:
+            logits = self(graph, x, **dict(zip(("edge_weight",), weights, strict=False)))
         if isinstance(graph, ShardedGraph):
             logits = graph.unshard(logits)
         if isinstance(graph, Batch):  # rows of padding are dropped

@@ -129,13 +129,21 @@ def _read_text(path: Path, names: Names, first: Sequence[str]) -> dict[str, Any]
             if start.startswith("#") and suffix not in (".csv", ".tsv"):
                 columns = _read_list(path, lines, first)
             else:
-                columns = _read_csv(path, lines, "excel-tab" if suffix == ".tsv" else "excel")
+                columns = _read_csv(path, lines, _delimiter(path, start))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}:{_not_utf8(path)}; save the file as UTF-8") from error
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} must be a whole file, got a damaged one: {error}") from error
     is_name = names([*columns])
     return {key: typed(cells, key in is_name) for key, cells in columns.items()}
+
+
+def _delimiter(path: Path, header: str) -> str:
+    """Return what separates cells: in a CSV file a comma, semicolon or tab, by its header."""
+    if _suffix(path) == ".tsv":
+        return "\t"
+    # The first of those by which the header has most cells.
+    return max(",;\t", key=lambda sign: len(next(csv.reader([header], delimiter=sign), [])))
 
 
 def _suffix(path: Path) -> str:
@@ -168,9 +176,9 @@ def _not_utf8(path: Path) -> str:
     return "1 must be UTF-8"
 
 
-def _read_csv(path: Path, lines: Iterable[str], dialect: str) -> dict[str, Sequence[str]]:
+def _read_csv(path: Path, lines: Iterable[str], delimiter: str) -> dict[str, Sequence[str]]:
     """Return the cells of each column of a CSV file with a header; empty lines are not rows."""
-    rows = csv.reader(lines, dialect, strict=True)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
     cells = []
     try:
         header = next(rows, [])
@@ -199,7 +207,8 @@ def place_of(table: Table, row: int) -> str:
         return f"entry {row + 1} of {path.name}"
     with opened(path, "utf-8-sig") as file:
         if _suffix(path) in (".csv", ".tsv"):  # a row may take several lines
-            lines = csv.reader(file, "excel-tab" if _suffix(path) == ".tsv" else "excel")
+            header = file.readline()
+            lines = csv.reader(chain([header], file), delimiter=_delimiter(path, header))
             next(lines)
             for cells in lines:
                 row -= bool(cells)

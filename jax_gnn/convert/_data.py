@@ -6,7 +6,7 @@ import contextlib
 import importlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -47,6 +47,7 @@ class Data:
         n_edge: ``(num_graphs,)``, number of edges of each graph of a batch; None for one graph.
         categories: the values that labels or one-hot columns stand for, by name of the column.
         report: a line for everything that was repeated, missing or dropped.
+        recipe: JSON by which :func:`from_table` treats other tables alike; None elsewhere.
 
     Raises:
         TypeError: ``graph`` is not a graph.
@@ -70,9 +71,10 @@ class Data:
     n_edge: np.ndarray | None = None
     categories: Mapping[str, np.ndarray] = field(default_factory=dict)
     report: tuple[str, ...] = ()
+    recipe: str | None = None
 
     def __repr__(self) -> str:
-        return summarize_fields(self)
+        return summarize_fields(replace(self, recipe=None))
 
     def __post_init__(self) -> None:
         graph = self.graph

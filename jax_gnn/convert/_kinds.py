@@ -39,6 +39,7 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 
 _SIGNS = "%", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CHF"
 _WITH_COMMAS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?").fullmatch
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?").fullmatch
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?", re.ASCII).fullmatch
 _DATES = {
     "year/month/day": "%Y/%m/%d",
@@ -198,7 +199,7 @@ def _parsed(
             f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: {typos}; correct them, "
             "or ignore the column"
         )
-    if alternatives and "/" in how:
+    if alternatives and ("/" in how or "thousands" in how):
         how += f" ({alternatives[0]} fits as well)"
     if typos:
         typos += f" and {bad - 3} more" * (bad > 3) + f", no {found}: counted as missing"
@@ -209,10 +210,13 @@ def _parsers(words: Sequence[str]) -> Iterator[tuple[Kind, str, Callable[[str], 
     """Yield kinds, descriptions and parsers that some of the words suggest; NaN is a refusal."""
     yield "number", "", _number
     text = "".join(words)
-    for sign in ("", *(sign for sign in _SIGNS if sign in text)):
-        how = " and ".join([*["thousands separators"] * ("," in text), *[sign] * bool(sign)])
-        if how:
-            yield "number", f"with {how}", functools.partial(_decorated, sign)
+    signs = "", *(sign for sign in _SIGNS if sign in text)
+    for commas in ("thousands separators", "decimal commas")[: 1 + ("," in text)]:
+        for sign in signs:
+            how = " and ".join([*[commas] * ("," in text), *[sign] * bool(sign)])
+            parse = functools.partial(_decorated, sign, commas == "decimal commas")
+            if how:
+                yield "number", f"with {how}", parse
     if any(char.isdigit() for char in text):
         yield "time", "", _iso
         for how, date in _DATES.items():
@@ -229,8 +233,8 @@ def _number(word: str) -> float:
         return math.nan
 
 
-def _decorated(sign: str, word: str) -> float:
-    """Return a number with thousands separators, and a sign before or after it."""
+def _decorated(sign: str, decimal_commas: bool, word: str) -> float:
+    """Return a number with thousands separators or a decimal comma, and a sign at either end."""
     if sign:
         minus = word.startswith("-") and not word.endswith(sign)
         body = word[1:].strip() if minus else word
@@ -241,6 +245,9 @@ def _decorated(sign: str, word: str) -> float:
         else:
             return math.nan
         word = "-" * minus + word.strip()
+    if decimal_commas:
+        is_such = _DECIMAL_COMMA(word)
+        return _number(word.replace(".", "").replace(",", ".")) if is_such else math.nan
     return _number(word.replace(",", "") if _WITH_COMMAS(word) else word)
 
 

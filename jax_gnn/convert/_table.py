@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -59,16 +60,18 @@ def from_table(
     labels: str | Sequence[str] = (),
     ignore: str | Sequence[str] = (),
     fill_missing: Literal["mean", "median", "zero", "indicator"] | None = None,
+    recipe: str | None = None,
 ) -> Data:
     """Read a graph from a table of edges and, optionally, one of nodes.
 
-    A table is the path of a CSV file with a header (TSV by its suffix, Parquet and Arrow by
-    pyarrow), a mapping of columns, a data frame of pandas or polars, or any other object with the
-    Arrow C stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by
-    pyarrow). A file of another suffix that begins with ``#`` is a list of edges in SNAP's format:
-    comments, and fields between white space, of which the first two are source and destination. An
-    entry (i, j) of a MatrixMarket file (``.mtx``) is an edge from i to j, which count from 1; with
-    ``hypergraph``, a line of an hMETIS file (``.hgr``) is a hyperedge.
+    A table is the path of a CSV file with a header, by which commas, semicolons or tabs separate
+    cells (TSV by its suffix, Parquet and Arrow by pyarrow), a mapping of columns, a data frame of
+    pandas or polars, or any other object with the Arrow C stream interface, which pyarrow reads.
+    Text may be compressed (``.gz``, ``.zst`` by pyarrow). A file of another suffix that begins with
+    ``#`` is a list of edges in SNAP's format: comments, and fields between white space, of which
+    the first two are source and destination. An entry (i, j) of a MatrixMarket file (``.mtx``) is
+    an edge from i to j, which count from 1; with ``hypergraph``, a line of an hMETIS file
+    (``.hgr``) is a hyperedge.
 
     Edges name nodes by text or integers. Edges with a missing name, or a name in no row of
     ``nodes``, are dropped. If some names are text, integers become text; 1.0 is 1. The index of a
@@ -98,6 +101,9 @@ def from_table(
         fill_missing: number that takes the place of missing ones in columns of floats: the "mean"
             or "median" of the column, "zero", or by "indicator" the mean beside a column
             ``"KEY is missing"`` of zeros and ones. None leaves NaN.
+        recipe: ``recipe`` of the data of a training: the same columns then become the same numbers,
+            with its categories, relations and fills, and all arguments but the tables are those of
+            that call. Labels may be missing; values that it does not know are none.
 
     Returns:
         ``Data`` of a ``Graph``; of a ``RelationalGraph`` with ``relation``, of a ``HeteroGraph``
@@ -107,9 +113,12 @@ def from_table(
         or microseconds if some are no whole seconds. Columns of other text are dropped; columns
         of nodes that only number the rows are int64, which ``features()`` leaves out. Text is read
         as numbers if all cells are such or missing (``NA``, ``N/A``, ``null``, ``NaN``, ``None``,
-        ``-``, ``?`` or nothing), also with thousands separators or one sign, as in ``$1,234.5``;
-        at most 1 % of cells may be typos, which count as missing.
+        ``-``, ``?`` or nothing), also with thousands separators or one sign, as in ``$1,234.5``, or
+        decimal commas; at most 1 % of cells may be typos, which count as missing.
         ``categories`` has the values of ``one_hot`` and ``labels``, of all tables together.
+
+    Raises:
+        ValueError: an argument does not fit, or a column or a relation is not that of the recipe.
 
     Example:
         >>> edges = {"src": ["ann", "bob"], "dst": ["bob", "eve"], "years": [2, 5]}
@@ -117,6 +126,23 @@ def from_table(
         >>> data.node_names.tolist(), data.graph, data.edges["years"]
         (['ann', 'bob', 'eve'], Graph(num_nodes=3, num_edges=2), array([2., 5.], dtype=float32))
     """
+    arguments = {
+        "src": src,
+        "dst": dst,
+        "node": node,
+        "relation": relation,
+        "hypergraph": hypergraph,
+        "directed": directed,
+        "one_hot": [*_as_sequence(one_hot)],
+        "labels": [*_as_sequence(labels)],
+        "ignore": [*_as_sequence(ignore)],
+        "fill_missing": fill_missing,
+    }
+    plan = Recipe(arguments, {}, {}, [])
+    if recipe is not None:
+        plan = Recipe(**json.loads(recipe))
+        src, dst, node, relation, hypergraph, directed, *rest = plan.arguments.values()
+        one_hot, labels, ignore, fill_missing = rest
     by_type = isinstance(edges, Mapping) and any(isinstance(key, tuple) for key in edges)
     kinds = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
     if len(chosen := [kind for kind, is_chosen in kinds.items() if is_chosen]) > 1:
@@ -148,7 +174,7 @@ def from_table(
             f"fill_missing must be one of {', '.join(FILLS)} or None, got {fill_missing!r}"
         )
     for name in _as_sequence(ignore):
-        if all([table.columns.pop(name, None) is None for table in tables]):
+        if all([table.columns.pop(name, None) is None for table in tables]) and recipe is None:
             raise ValueError(f"ignore must be among the columns of either table, got {name!r}")
     names = assign_ids(edge_tables, node_tables)
     for table in edge_tables:
@@ -172,6 +198,12 @@ def from_table(
     else:
         sources, destinations, relations = ids[0]
         relation_names = names.pop(RELATIONS)
+        if recipe is not None:
+            new, unknown = _renumbered(relation_names, plan.relations)
+            if unknown:
+                raise ValueError(f"edges must have the relations of the recipe, got {unknown[0]!r}")
+            relations, relation_names = new[relations], _data.column(plan.relations)
+        plan.relations[:] = relation_names.tolist()
         graph = RelationalGraph.from_triples(
             sources, relations, destinations, sizes[""], len(relation_names), inverse=inverse
         )
@@ -189,9 +221,13 @@ def from_table(
             )
         graph = graph.symmetrized() if inverse else graph
     # Categories are shared by all tables that have the column.
-    categories = _encode_categories(tables, one_hot, labels)
+    known_values = plan.categories if recipe is not None else None
+    categories = _encode_categories(tables, one_hot, labels, known_values, report)
     for table in tables:
-        table.convert(_as_sequence(labels), categories, fill_missing, report)
+        plan.columns[table.title] = table.convert(
+            _as_sequence(labels), categories, fill_missing, report, plan.columns.get(table.title)
+        )
+    plan.categories.update({name: values.tolist() for name, values in categories.items()})
     edge_names = names.pop(HYPEREDGES) if hypergraph else None
     parts: dict[str, Any] = {
         "edges": {table.key: table.columns for table in edge_tables},
@@ -205,7 +241,26 @@ def from_table(
         parts["edge_names"] = _unless_numbers(edge_names)
     if report:
         warnings.warn(f"from_table: {'; '.join(report)}", stacklevel=2)
-    return Data(graph, **parts, categories=categories, report=tuple(report))
+    text = recipe or json.dumps(plan._asdict(), default=str)
+    return Data(graph, **parts, categories=categories, report=tuple(report), recipe=text)
+
+
+class Recipe(NamedTuple):
+    """Description of what `from_table` did, for other tables: JSON values.
+
+    Attributes:
+        arguments: Arguments of the call but the tables.
+        categories: Values of columns of labels or one-hot columns, by name.
+        columns: For each table by title, and for each of its other columns, a dictionary; None for
+            columns that were dropped. It has the ``kind``, the ``unit`` of times, the number
+            ``fill`` in the place of missing ones, and whether a column tells these, ``flag``.
+        relations: Names of the relations in the order of their numbers.
+    """
+
+    arguments: dict[str, Any]
+    categories: dict[str, list[Any]]
+    columns: dict[str, dict[str, Any]]
+    relations: list[Any]
 
 
 @dataclass
@@ -247,51 +302,89 @@ class NamedTable:
         categories: Mapping[str, np.ndarray],
         fill: str | None,
         report: list[str],
-    ) -> None:
-        """Convert all other columns to numbers, in the rows that are kept."""
+        plan: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Convert all other columns to numbers, in the rows that are kept.
+
+        Returns:
+            The columns as of `Recipe`, of which `plan` has those of a training.
+        """
+        done: dict[str, Any] = {}
+        if plan is not None:
+            lacking = [key for key, fields in plan.items() if fields and key not in self.columns]
+            if lacking:
+                raise ValueError(f"{self.title} must have the columns of the recipe: {lacking}")
         for key, values in [*self.columns.items()]:
             name = f"{self.title}[{key!r}]"
             if key in categories:  # already encoded
                 missing, array = values < 0, values.astype(np.int32)
                 if key not in labels:
                     array = (values[:, None] == np.arange(len(categories[key]))).astype(np.float32)
-            elif (numeric := self._read(key, name, values, report)) is None:
-                del self.columns[key]
-                continue
+                fields: dict[str, Any] = {}
             else:
+                known = None if plan is None else plan.get(key)
+                if plan is not None and key not in plan:
+                    report.append(f"{name} is not in the recipe: dropped")
+                numeric = None
+                if plan is None or known is not None:
+                    numeric, fields = self._read(key, name, values, report, known)
+                if numeric is None:
+                    done[key] = None
+                    del self.columns[key]
+                    continue
                 array, missing = numeric, np.isnan(numeric)
+                if known is not None:
+                    fields = dict(known)
+                elif fill is not None and array.ndim == 1:
+                    flag = fill == "indicator" and bool(missing.any())
+                    fields |= {"fill": float(fill_value(array, fill)), "flag": flag}
+                if "fill" in fields and array.dtype.kind == "f":
+                    array = np.where(missing, fields["fill"], array).astype(array.dtype)
+                if fields.get("flag"):
+                    flags = missing[self.is_kept].astype(np.float32)
+                    self.columns[f"{key} is missing"] = flags
+                done[key] = fields
             if missing.any():
-                remark = ""
-                if fill is not None and array.dtype.kind == "f" and array.ndim == 1:
-                    value = fill_value(array, fill)
-                    remark = f", filled with {value:.6g}"
-                    array = np.where(missing, value, array).astype(array.dtype)
-                    if fill == "indicator":
-                        flags = missing[self.is_kept].astype(np.float32)
-                        self.columns[f"{key} is missing"] = flags
+                remark = f", filled with {fields['fill']:.6g}" if "fill" in fields else ""
                 report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{remark}")
             self.columns[key] = array[self.is_kept]
+        return done
 
-    def _read(self, key: str, name: str, values: Column, report: list[str]) -> np.ndarray | None:
-        """Return a column as numbers, None if it has none; report how it was read."""
+    def _read(
+        self,
+        key: str,
+        name: str,
+        values: Column,
+        report: list[str],
+        known: Mapping[str, Any] | None,
+    ) -> tuple[np.ndarray | None, dict[str, Any]]:
+        """Return a column as numbers, None if it has none, and its fields; report how it was read.
+
+        `known` are the fields of the column in a training, if any.
+        """
         with errors_in(self.title):
-            reading = read_kind(key, values, self.place)
+            kind: Any = known and {"index": "number"}.get(known["kind"], known["kind"])
+            reading = read_kind(key, values, self.place, kind)
         if reading.kind in ("category", "text") or reading.values.dtype == object:
             report.append(f"{name} holds no numbers, and is in neither one_hot nor labels: dropped")
-            return None
+            return None, {}
         if reading.typos:
             report.append(f"{name}: {reading.typos}")
         by_name = ", so that features() takes it by name only" * self.title.startswith("nodes")
         if reading.kind == "time":
             times, unit = whole_seconds(reading.values)
+            if known and known["unit"] != unit:  # that of the training
+                unit = known["unit"]
+                times = reading.values / (1 if unit.startswith("micro") else 10**6)
             form = f" ({reading.how})" * bool(reading.how)
             report.append(f"{name} holds times{form}: {unit}, {times.dtype}{by_name}")
-            return times
+            return times, {"kind": "time", "unit": unit}
         if reading.how:
             report.append(f"{name} holds numbers {reading.how}")
-        if reading.kind == "index" and by_name:
+        is_index = (known["kind"] if known else reading.kind) == "index" and bool(by_name)
+        if is_index and not np.isnan(reading.values).any():
             report.append(f"{name} only numbers the rows: kept in int64{by_name}")
-            return reading.values.astype(np.int64)
+            return reading.values.astype(np.int64), {"kind": "index"}
         array = numbers(reading.values)
         assert array is not None
         if array.dtype != np.float32:
@@ -300,7 +393,7 @@ class NamedTable:
                 f"{name} has numbers beyond 2**24, which float32 rounds: kept in "
                 f"{array.dtype}{by_name * is_integer}"
             )
-        return array
+        return array, {"kind": "number"}
 
 
 def _read_table(
@@ -375,13 +468,22 @@ def _as_sequence(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _encode_categories(
-    tables: Sequence[NamedTable], one_hot: str | Sequence[str], labels: str | Sequence[str]
+    tables: Sequence[NamedTable],
+    one_hot: str | Sequence[str],
+    labels: str | Sequence[str],
+    known: Mapping[str, list[Any]] | None,
+    report: list[str],
 ) -> dict[str, np.ndarray]:
-    """Replace the values of columns by their numbers, and return the values by column."""
+    """Replace the values of columns by their numbers, and return the values by column.
+
+    `known` has the values of a training by column; others become -1.
+    """
     categories: dict[str, np.ndarray] = {}
     for option, names in (("one_hot", _as_sequence(one_hot)), ("labels", _as_sequence(labels))):
         for name in names:
             sources = [table for table in tables if name in table.columns]
+            if not sources and known is not None and option == "labels":
+                continue
             if not sources:
                 keys = ", ".join(repr(key) for table in tables for key in table.columns)
                 keys = keys or "of nodes"
@@ -392,9 +494,21 @@ def _encode_categories(
             if option == "labels":
                 columns = {title: blank_markers(values) for title, values in columns.items()}
             categories[name], codes = encode(columns)
+            if known is not None:
+                new, unknown = _renumbered(categories[name], known[name])
+                report += [f"{name!r}: the recipe lacks {word!r:.80}" for word in unknown[:1]]
+                codes, categories[name] = [new[code] for code in codes], _data.column(known[name])
             for table, code in zip(sources, codes, strict=True):
                 table.columns[name] = code
     return categories
+
+
+def _renumbered(values: np.ndarray, known: Sequence[Any]) -> tuple[np.ndarray, list[str]]:
+    """Return the numbers of values among known ones, -1 for others and for -1; and the others."""
+    numbers_of = {str(value): i for i, value in enumerate(known)}
+    words = [*map(str, values.tolist())]
+    places = np.array([*(numbers_of.get(word, -1) for word in words), -1], np.int32)
+    return places, [word for word in words if word not in numbers_of]
 
 
 def _unless_numbers(names: np.ndarray) -> np.ndarray | None:

@@ -39,6 +39,13 @@ def load_csv(
     text: Literal["drop", "hash"] = "drop",
     ignore: Sequence[str] = (),
     recipe: str | None = None,
+    src: str | None = None,
+    dst: str | None = None,
+    node: str | None = None,
+    label: str | None = None,
+    target: str | None = None,
+    time: str | None = None,
+    weight: str | None = None,
 ) -> GraphDataset:
     """Read ``NAMEnodes.csv`` and ``NAMEedges.csv``, where NAME is often empty.
 
@@ -66,20 +73,28 @@ def load_csv(
         ignore: columns that are left out.
         recipe: ``table_recipe`` of the dataset of a training: columns then become the same
             features, and other settings do not count.
+        src: column of edges with the id of the source, if it is called otherwise.
+        dst: column of edges with the id of the destination.
+        node: column of nodes with their ids.
+        label: column of nodes with their classes.
+        target: column of nodes with numbers to regress on, instead.
+        time: column of edges, of nodes, or of both with times.
+        weight: column of edges with their weights.
     """
-    options = TableOptions(fill_missing, text, ignore, recipe)
+    roles = src, dst, node, label, target, time, weight
+    options = TableOptions(fill_missing, text, ignore, recipe, *roles)
     path = as_path("path", path)
     nodes_path, edges_path = locate_tables(path, "nodes", "edges")
     # Edges are read first, so that a missing column is reported before any conversion.
     edges = EdgeTable.read(edges_path, options, ("weight", "time"))
     memory, uses = Memory(nodes_path, edges_path), ("split", "time", "label")
     nodes = NodeTable.read(nodes_path, memory, options, options.plan, uses=uses, unit=edges.unit)
-    names, ((src, dst),) = number_ends({"": nodes}, [edges])
+    names, (ends,) = number_ends({"": nodes}, [edges])
     with errors_in(nodes_path):
         dataset = GraphDataset(
             name=dataset_name(path, nodes_path),
-            src=src,
-            dst=dst,
+            src=ends[0],
+            dst=ends[1],
             edge_weight=edges.weight,
             edge_time=edges.time,
             node_time=nodes.time,

@@ -197,6 +197,8 @@ class TableFeatures:
         self.parts.append(column.features(reading))
         if reading.typos:
             self.notices.append(f"column {name!r}: {reading.typos}")
+        if reading.how.startswith("with decimal commas"):
+            self.notices.append(f"column {name!r}: numbers {reading.how}")
         if column.kind == "number" and (array := numbers(reading.values)) is not None:
             self.large += [name] * (array.dtype != np.float32)
         if column.kind == "category":

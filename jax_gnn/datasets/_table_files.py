@@ -16,7 +16,15 @@ import numpy as np
 from jax_gnn._core.files import Memory, errors_in
 from jax_gnn.convert._columns import encode, numbers
 from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, whole_seconds
-from jax_gnn.convert._names import end_words, find, find_ends, find_id, find_label, taken_as
+from jax_gnn.convert._names import (
+    HYPEREDGES,
+    end_words,
+    find,
+    find_ends,
+    find_id,
+    find_label,
+    taken_as,
+)
 from jax_gnn.convert._table import NamedTable, Roles, assign_ids
 from jax_gnn.datasets._dataset import NodeDataset
 from jax_gnn.datasets._table_features import TableFeatures
@@ -43,6 +51,13 @@ class TableOptions:
     text: str = "drop"
     ignore: Sequence[str] = ()
     recipe: str | None = None
+    src: str | None = None
+    dst: str | None = None
+    node: str | None = None
+    label: str | None = None
+    target: str | None = None
+    time: str | None = None
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         if self.fill_missing not in FILLS or self.text not in ("drop", "hash"):
@@ -55,6 +70,29 @@ class TableOptions:
     def plan(self) -> dict[str, Any]:
         """The recipe as a tree, which is empty without a recipe."""
         return json.loads(self.recipe) if self.recipe else {}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Names of columns by role, which the recipe has if there is one."""
+        roles = "src", "dst", "node", "label", "target", "time", "weight"
+        names = {role: name for role in roles if (name := getattr(self, role)) is not None}
+        if "label" in names and "target" in names:
+            raise ValueError(f"label must be None beside target, got {self.label!r}")
+        return dict(self.plan.get("roles", {})) if self.recipe else names
+
+    def column(self, role: str, columns: Sequence[str], *, lenient: bool = False) -> str | None:
+        """Return the column that is named for a role; None if words of columns are to find it.
+
+        A table to predict on may lack labels and weights; `lenient` is for one table of several.
+        """
+        name = self.names.get(role)
+        if name in (None, *columns):
+            return name
+        if self.recipe and role in ("label", "target", "weight"):
+            return ""
+        if lenient or role == "time":
+            return None
+        raise ValueError(f"expected the column {name} ({role}), got {', '.join(columns)}")
 
 
 @dataclass
@@ -153,14 +191,22 @@ class NodeTable(FileTable):
 
         def roles_of(columns: Sequence[str]) -> dict[str, str]:
             others = [name for name in columns if name == "id" or name not in options.ignore]
-            roles = {role: find(others, _WORDS[role], role) for role in uses if role in _WORDS}
+            roles = {}
+            for role in uses:
+                if role in _WORDS:
+                    name = options.column(role, columns, lenient=bool(kind))
+                    roles[role] = find(others, _WORDS[role], role) if name is None else name
             if not roles.get("graph", "graph"):
                 raise ValueError(f"expected the column graph, got {', '.join(columns)}")
             others = [name for name in others if name not in roles.values()]
             with contextlib.suppress(ValueError) if counted else contextlib.nullcontext():
-                roles["id"] = find_id(others, kind)
+                name = options.column("node", columns, lenient=bool(kind))
+                roles["id"] = find_id(others, kind) if name is None else name
             if "label" in uses:
-                name, role = find_label([name for name in others if name != roles.get("id")])
+                role = "target" if "target" in options.names else "label"
+                name = options.column(role, columns, lenient=bool(kind))
+                if name is None:
+                    name, role = find_label([name for name in others if name != roles.get("id")])
                 roles[role] = name
             return {role: name for role, name in roles.items() if name}
 
@@ -205,7 +251,7 @@ class NodeTable(FileTable):
 
     def _read_labels(self, role: str, name: str) -> None:
         """Set labels from their column: classes, or numbers to regress on."""
-        values, kind = self.columns[name], "numbers to regress on"
+        values, kind = self.columns[name], ""
         if role != "target":
             classes, (self.y,) = encode({name: blank_markers(values)})
             if _are_classes(classes.tolist()):
@@ -218,6 +264,7 @@ class NodeTable(FileTable):
         if self.label_names is None:
             reading = read_kind(name, values, self.place, "number")
             self.notices += [f"column {name!r}: {reading.typos}"] * bool(reading.typos)
+            kind = f"numbers {reading.how}{' ' * bool(reading.how)}to regress on"
             self.y = self.rounded(name, reading.values)
         known = len(self.y) - int(self.is_unlabelled.sum())
         self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
@@ -271,22 +318,27 @@ class EdgeTable(FileTable):
         words = end_words(*ends)
 
         def roles_of(columns: Sequence[str]) -> dict[str, str]:
-            roles = dict(zip(words[0], find_ends(columns, words), strict=True))
+            typed = ends not in (("", ""), ("", HYPEREDGES))
+            known = (options.column(role, columns, lenient=typed) for role in ("src", "dst"))
+            roles = dict(zip(words[0], find_ends(columns, words, *known), strict=True))
             others = [name for name in columns if name not in (*roles.values(), *options.ignore)]
-            roles |= {role: find(others, _WORDS[role], role) for role in uses}
+            for role in uses:
+                name = options.column(role, columns)
+                roles[role] = find(others, _WORDS[role], role) if name is None else name
             return {role: name for role, name in roles.items() if name}
 
         with errors_in(path):
             self = cls.read_file(path, (ends[0], "", ends[1]), roles_of, words[0])
             self.details |= {self.roles[role]: "ids" for role in words[0]}
             if name := self.roles.get("weight", ""):
-                values = read_kind(name, self.columns[name], self.place, "number").values
+                reading = read_kind(name, self.columns[name], self.place, "number")
+                values, how = reading.values, f" {reading.how}" * bool(reading.how)
                 if (rows := np.flatnonzero(~np.isfinite(values))).size:
                     raise ValueError(
                         f"column {name!r}: {self.place(rows[0])} has no finite number; {rows.size} "
                         f"of {len(values)} rows are such"
                     )
-                self.weight, self.details[name] = self.rounded(name, values), "edge weights"
+                self.weight, self.details[name] = self.rounded(name, values), f"edge weights{how}"
             if name := self.roles.get("time", ""):
                 try:
                     self.read_times()
@@ -351,20 +403,25 @@ def finished(
     """Set on a dataset what its tables say, which are by what descriptions call them.
 
     Raises:
-        ValueError: A column to ignore is in no table.
+        ValueError: A column to ignore, or one that is named for a role, is in no table.
     """
     columns = dict.fromkeys(name for table in tables.values() for name in table.details)
-    if absent := [name for name in options.ignore if name not in columns]:
-        raise ValueError(f"ignore: {absent[0]!r} is none of the columns {', '.join(columns)}")
+    named = [] if options.recipe else [*options.names.items()]
+    for option, name in [*named, *(("ignore", name) for name in options.ignore)]:
+        if name not in columns:
+            raise ValueError(f"{option}: {name!r} is none of the columns {', '.join(columns)}")
     details: dict[str, str] = {}
     all_notices = [*notices]
     for title, table in tables.items():
         prefix, suffix = (f"{title}: ", f" of {title}") if title else ("", "")
         details |= {f"{name}{suffix}": text for name, text in table.details.items()}
-        all_notices += taken_as(table.title, table.roles)
+        given = options.names.values()
+        guessed = {role: name for role, name in table.roles.items() if name not in given}
+        all_notices += taken_as(table.title, guessed)
         all_notices += [f"{prefix}{notice}" for notice in table.notices]
     dataset._set("columns", tuple(details.items()))
     dataset._set("unused", tuple(name for name in details if details[name].startswith("not used")))
     dataset._set("notices", tuple(all_notices))
-    dataset._set("table_recipe", json.dumps(recipe))
+    roles = {"roles": options.names} if options.names else {}
+    dataset._set("table_recipe", json.dumps({**recipe, **roles}))
     return dataset

@@ -293,15 +293,7 @@ def check_seed_time(rule: Rule, seed_time: object, num_seeds: int) -> Array | No
         raise ValueError(f"{present} needs {missing}, which must be given, too, got None")
     if not isinstance(rule, EdgeTime):
         return None
-    limits = _time.check_times("seed_time", seed_time, "num_seeds", num_seeds)
-    dtype = rule.times.dtype
-    if jnp.issubdtype(dtype, np.integer) != jnp.issubdtype(limits.dtype, np.integer):
-        raise TypeError(
-            f"seed_time must be integers or not as edge_time are, got {limits.dtype} for {dtype}"
-        )
-    if jnp.promote_types(dtype, limits.dtype) != dtype:
-        raise TypeError(f"seed_time must fit edge_time of {dtype}, got {limits.dtype}")
-    return limits.astype(dtype)
+    return _time.check_limits("seed_time", seed_time, "num_seeds", num_seeds, rule)
 
 
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._rows import check_edges, values_at
+from jax_gnn.sampling._rows import as_nodes, check_edges, row_bounds, values_at
 
 
 @public
@@ -61,6 +61,40 @@ class EdgeTime:
         """
         return edge_time("times", times, check_edges(graph))
 
+    def in_degrees(
+        self, graph: Graph | RelationalGraph, nodes: ArrayLike, times: ArrayLike
+    ) -> Array:
+        """Return the number of edges into each node that are no later than a time.
+
+        Works inside ``jax.jit`` as well.
+
+        Args:
+            graph: the graph whose edges were sorted.
+            nodes: ``(count,)`` integers; ids out of range, such as -1, have no edges.
+            times: ``(count,)``, a time for each node, of the kind of the edges' times.
+
+        Returns:
+            ``(count,)`` integers.
+
+        Raises:
+            TypeError: ``graph`` is something else, or ``nodes`` or ``times`` are not numbers.
+            ValueError: a shape does not fit.
+
+        Example:
+            >>> graph = Graph.from_edges([0, 1, 2], [2, 2, 0], num_nodes=3)
+            >>> edge_time = EdgeTime.from_times(graph, [1, 9, 4])
+            >>> edge_time.in_degrees(graph, jnp.array([2, 2, 0]), jnp.array([1, 9, 3]))
+            Array([1, 2, 0], dtype=int32)
+        """
+        edges = check_edges(graph)
+        checked = edge_time("graph", self, edges)
+        ids = arguments.check_ids("nodes", nodes, traced=True)
+        limits = check_limits("times", times, "len(nodes)", ids.shape[0], checked)
+        indptr = jnp.asarray(as_signed(edges.indptr))
+        rows = as_nodes(jnp.asarray(ids), edges.num_dst, indptr.dtype)
+        starts, degrees = row_bounds(indptr, rows, edges.num_edges)
+        return num_until(jnp.asarray(checked.times), starts, degrees, jnp.asarray(limits))
+
 
 def check_times(name: str, times: object, size_name: str, size: int) -> Array:
     """Return times in a dtype of JAX that holds them exactly; in numpy if they are concrete."""
@@ -79,6 +113,18 @@ def check_times(name: str, times: object, size_name: str, size: int) -> Array:
             f"{concrete[inexact][0]}"
         )
     return concrete.astype(dtype, copy=False)  # type: ignore[return-value]
+
+
+def check_limits(name: str, limits: object, size_name: str, size: int, of: EdgeTime) -> Array:
+    """Return times that are compared with those of edges, in their dtype."""
+    checked, dtype = check_times(name, limits, size_name, size), of.times.dtype
+    if jnp.issubdtype(dtype, np.integer) != jnp.issubdtype(checked.dtype, np.integer):
+        raise TypeError(
+            f"{name} must be integers or not as edge_time are, got {checked.dtype} for {dtype}"
+        )
+    if jnp.promote_types(dtype, checked.dtype) != dtype:
+        raise TypeError(f"{name} must fit edge_time of {dtype}, got {checked.dtype}")
+    return checked.astype(dtype)
 
 
 def edge_time(name: str, times: object, graph: Graph) -> EdgeTime:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,7 @@ from jax_gnn.sharding._partition import (
     SplitArgs,
     Splittable,
     compare,
+    warn_of_no_gain,
 )
 from jax_gnn.sharding._parts import edges_into_nodes, exchanges_of
 from jax_gnn.sharding._split import Piece, split_graph
@@ -80,22 +83,26 @@ def run(args: argparse.Namespace) -> list[list[str]]:
             f"{args.parts}"
         )
     to_file = args.output is not None and args.output.suffix == ".npz"
-    with host_arrays():
+    with host_arrays(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         graph = _structure(dataset)
         compared: dict[Method, tuple[np.ndarray, PartitionCosts]] = {}
         if args.method == "auto" and not isinstance(graph, Hypergraph):
             compared = compare(Adjacency.of(edges_of(graph)), args.parts)
+            warn_of_no_gain([costs for _, costs in compared.values()])
         parts = next((parts for parts, _ in compared.values()), args.method)
         split = SplitArgs.parse(graph, args.parts, parts)
         if to_file and isinstance(dataset, HypergraphDataset):
             # A file has the parts of nodes alone, by which hyperedges are placed.
             split = SplitArgs.parse(graph, args.parts, split.node_parts)
         pieces, places = split_graph(split, "")
+    for warning in caught:
+        print(f"jax-gnn: warning: {warning.message}", file=sys.stderr)
     rows = [
         ["data", f"{dataset.name} ({type(dataset).__name__})"],
         ["parts", f"{args.parts}, by {args.method}"],
         *([f"by {name}", _summary(costs)] for name, (_, costs) in compared.items()),
-        *Costs.of(pieces, places).table(args.width, jnp.dtype(args.dtype)),
+        *_cost_rows(pieces, bytes_of(pieces, places), args.width, jnp.dtype(args.dtype)),
     ]
     if args.output is not None:
         if to_file:
@@ -140,7 +147,6 @@ class ExchangeCosts(NamedTuple):
     """Numbers of rows in an exchange, over all devices."""
 
     num_own: int  # number of local rows
-    needed: int  # number of rows that other devices need
     sent: int  # number of rows that travel, padding included
     rounds: int  # number of collectives
     gathered: int  # number of rows that would travel if each device got all rows
@@ -151,57 +157,69 @@ class ExchangeCosts(NamedTuple):
         count, rounds = len(exchanges), exchanges[0].rounds
         return cls(
             num_own,
-            sum(int((exchange.send >= 0).sum()) for exchange in exchanges),
             sum(step.rows(count) for step in rounds),
             len(rounds),
             count * (count - 1) * exchanges[0].num_own,
         )
 
 
-class Costs(NamedTuple):
-    """Costs of a split."""
+def costs_of(pieces: Sequence[Piece]) -> tuple[PartitionCosts, list[ExchangeCosts]]:
+    """Count the costs of the result of `split_graph`, and of each exchange of an aggregation.
 
-    nodes: np.ndarray  # (num_parts,), nodes of each part
-    edges: np.ndarray  # (num_parts,), edges of each part, or incidences into its nodes
-    exchanges: list[ExchangeCosts]  # exchanges of an aggregation: one, or two of a hypergraph
-    bytes: int  # bytes of all arrays of indices on a device
+    Hypergraphs exchange rows of nodes, then rows of hyperedges; a part's halo has both.
+    """
+    parts = [piece.part for piece in pieces]
+    nodes = np.array([int((piece.node_ids >= 0).sum()) for piece in pieces])
+    edges = np.array([int(edges_into_nodes(part).indptr[-1]) for part in parts])
+    counts = int(nodes.sum()), getattr(parts[0], "num_whole_hyperedges", 0)
+    halo, costs = np.zeros(len(parts), np.int64), []
+    for exchanges, count in zip(zip(*map(exchanges_of, parts), strict=True), counts, strict=False):
+        halo += _num_received(exchanges)
+        costs.append(ExchangeCosts.of(exchanges, count))
+    return PartitionCosts(nodes, edges, halo), costs
 
-    @classmethod
-    def of(cls, pieces: Sequence[Piece], places: np.ndarray) -> Costs:
-        """Count the costs of the result of `split_graph`."""
-        nodes = np.array([int((piece.node_ids >= 0).sum()) for piece in pieces])
-        parts = [piece.part for piece in pieces]
-        edges = map(edges_into_nodes, parts)
-        # Hypergraphs exchange rows of nodes, then rows of hyperedges.
-        exchanges = zip(*map(exchanges_of, parts), strict=True)
-        counts = int(nodes.sum()), getattr(parts[0], "num_whole_hyperedges", 0)
-        first = jax.tree.leaves(pieces[0])  # all pieces have the same sizes
-        return cls(
-            nodes,
-            np.array([int(graph.indptr[-1]) for graph in edges]),
-            [ExchangeCosts.of(*step) for step in zip(exchanges, counts, strict=False)],
-            sum(leaf.nbytes for leaf in first) + places.nbytes,
-        )
 
-    def table(self, width: int, dtype: np.dtype) -> Iterator[list[str]]:
-        """Yield the rows of a table, for node rows of a width and dtype."""
-        # Counts of rows become bytes for rows of one width.
-        row = width * dtype.itemsize
-        num_own, needed, sent, rounds, gathered = map(sum, zip(*self.exchanges, strict=True))
-        yield ["nodes", f"{_max_over_mean(self.nodes)}, largest over mean"]
-        yield ["edges", f"{_max_over_mean(self.edges)}, largest over mean"]
-        yield ["halo", f"{needed / num_own:.2f} of own rows"]
-        ratio = f" ({sent / needed:.2f} of these)" if needed else ""
-        times = f"in {rounds} round{'s' * (rounds != 1)}"
-        yield ["rows of a layer", f"{needed:,} needed, {sent:,} sent{ratio}, {times}"]
-        kind = f"of {width} numbers of {dtype.name}; as many go back for gradients"
-        yield ["sent for a layer", f"{_bytes(sent * row)} {kind}"]
-        yield ["all-gather", f"{_bytes(gathered * row)} in its place"]
-        features = _bytes(self.nodes.max() * row)
-        yield [
-            "a device's memory",
-            f"{_bytes(self.bytes)} of indices, {features} of features (counted)",
-        ]
+def _num_received(exchanges: Sequence[Exchange]) -> np.ndarray:
+    """Return the number of rows that arrive at each device, ``(num_parts,)``."""
+    counts = np.zeros(len(exchanges), np.int64)
+    for sender, exchange in enumerate(exchanges):
+        is_sent, start = np.asarray(exchange.send) >= 0, 0
+        for step in exchange.rounds:
+            # Slots are in the order of receivers; a device without one has padding.
+            receivers: Any = range(len(exchanges))
+            if step.pairs is not None:
+                receivers = [dict(step.pairs).get(sender, sender)]
+            for receiver in receivers:
+                counts[receiver] += is_sent[start : start + step.size].sum()
+                start += step.size
+    return counts
+
+
+def bytes_of(pieces: Sequence[Piece], places: np.ndarray) -> int:
+    """Return the bytes of all arrays of indices on a device; all pieces have the same sizes."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves((pieces[0], places)))
+
+
+def _cost_rows(
+    pieces: Sequence[Piece], num_bytes: int, width: int, dtype: np.dtype
+) -> Iterator[list[str]]:
+    """Yield the rows of a table, for node rows of a width and dtype, and indices of some bytes."""
+    # Counts of rows become bytes for rows of one width.
+    row = width * dtype.itemsize
+    costs, exchanges = costs_of(pieces)
+    num_own, sent, rounds, gathered = map(sum, zip(*exchanges, strict=True))
+    needed = int(costs.halo.sum())
+    yield ["nodes", f"{_max_over_mean(costs.nodes)}, largest over mean"]
+    yield ["edges", f"{_max_over_mean(costs.edges)}, largest over mean"]
+    yield ["halo", f"{needed / num_own:.2f} of own rows"]
+    ratio = f" ({sent / needed:.2f} of these)" if needed else ""
+    times = f"in {rounds} round{'s' * (rounds != 1)}"
+    yield ["rows of a layer", f"{needed:,} needed, {sent:,} sent{ratio}, {times}"]
+    kind = f"of {width} numbers of {dtype.name}; as many go back for gradients"
+    yield ["sent for a layer", f"{_bytes(sent * row)} {kind}"]
+    yield ["all-gather", f"{_bytes(gathered * row)} in its place"]
+    features = _bytes(costs.nodes.max() * row)
+    yield ["a device's memory", f"{_bytes(num_bytes)} of indices, {features} of features (counted)"]
 
 
 def _summary(costs: PartitionCosts) -> str:

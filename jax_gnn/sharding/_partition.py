@@ -130,9 +130,9 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
     """Return the part of each node, int32; arguments as of :func:`partition`, checked."""
     indptr, num_nodes = edges.indptr, len(edges.indptr) - 1
     if method == "auto":
-        (parts, costs), *others = compare(edges, num_parts).values()
-        _warn_of_no_gain(costs, max(other.halo.sum() for _, other in others))
-        return parts
+        compared = [*compare(edges, num_parts).values()]
+        warn_of_no_gain([costs for _, costs in compared])
+        return compared[0][0]
     if method == "hash":
         return (np.random.default_rng(0).permutation(num_nodes) % num_parts).astype(np.int32)
     if method == "contiguous":
@@ -252,10 +252,11 @@ def compare(
     return dict(sorted(results.items(), key=lambda item: item[1][1].slowest))
 
 
-def _warn_of_no_gain(costs: PartitionCosts, random: int) -> None:
-    """Warn if parts of a large graph fetch nearly as many rows as parts at random."""
-    halo, nodes = int(costs.halo.sum()), int(costs.nodes.sum())
-    if costs.edges.sum() >= FEW_EDGES and halo > 0.9 * random:
+def warn_of_no_gain(compared: Sequence[PartitionCosts]) -> None:
+    """Warn if the first parts of a large graph fetch nearly as many rows as those at random."""
+    halo, nodes = int(compared[0].halo.sum()), int(compared[0].nodes.sum())
+    random = max(int(costs.halo.sum()) for costs in compared[1:])
+    if compared[0].edges.sum() >= FEW_EDGES and halo > 0.9 * random:
         warnings.warn(
             f"no partition of this graph keeps neighbours together: parts fetch {halo / nodes:.2f} "
             f"rows for each node, at random {random / nodes:.2f}. Samples "
