@@ -13,6 +13,19 @@ from flax_layers.allset import (
 )
 from flax_layers.autoencoder import GAE, VGAE
 from flax_layers.compgcn import CompGCN, CompGCNConv
+from flax_layers.edge_layers import (
+    GINE,
+    PNA,
+    CGConv,
+    EdgeConv,
+    GatedGCN,
+    GatedGCNConv,
+    GENConv,
+    GINEConv,
+    NNConv,
+    PNAConv,
+    ResGatedGraphConv,
+)
 from flax_layers.gin import GIN, GINBlock, GINConv
 from flax_layers.graph import GCN, SAGE, GCNConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
@@ -41,6 +54,7 @@ from flax_layers.links import (
 )
 from flax_layers.mlp import MLP, InnerProductDecoder, MLPDecoder
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
+from flax_layers.program_conv import ProgramConv, ProgramModel, axes, dense
 from flax_layers.readout import (
     AttentionReadout,
     GINClassifier,
@@ -71,10 +85,12 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GINE",
     "HGNN",
     "HGNNP",
     "HGT",
     "MLP",
+    "PNA",
     "RGAT",
     "RGCN",
     "SAGE",
@@ -85,19 +101,25 @@ __all__ = [
     "AllSetTransformerConv",
     "AttentionOptions",
     "AttentionReadout",
+    "CGConv",
     "CompGCN",
     "CompGCNConv",
     "ComplEx",
     "ConvE",
     "DatabaseModel",
     "DistMult",
+    "EdgeConv",
     "GATConv",
     "GATv2",
     "GATv2Conv",
     "GCNConv",
+    "GENConv",
     "GINBlock",
     "GINClassifier",
     "GINConv",
+    "GINEConv",
+    "GatedGCN",
+    "GatedGCNConv",
     "GraphClassifier",
     "GraphLayerNorm",
     "GraphNorm",
@@ -116,10 +138,15 @@ __all__ = [
     "LinkPredictor",
     "LinkRanking",
     "MLPDecoder",
+    "NNConv",
     "NodeBatchNorm",
+    "PNAConv",
     "PairNorm",
+    "ProgramConv",
+    "ProgramModel",
     "RGATConv",
     "RGCNConv",
+    "ResGatedGraphConv",
     "SAGEConv",
     "Set2Set",
     "Stack",
@@ -135,6 +162,8 @@ __all__ = [
     "UniGINConv",
     "UniSAGE",
     "UniSAGEConv",
+    "axes",
+    "dense",
     "edge_metrics",
     "gcn_norm",
     "jumping_knowledge",

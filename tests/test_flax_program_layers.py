@@ -1,0 +1,253 @@
+"""Layers made of programs: PyG's layers with the same weights, and layers of a user's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flax_layers as layers
+from jax_gnn import Graph
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn")
+
+# --- PyG's layers --------------------------------------------------------------------------------
+
+
+class Peer(NamedTuple):
+    """A layer and PyG's.
+
+    Attributes:
+        ours: Function of the features of sources and destinations that makes the layer.
+        theirs: The same for PyG's.
+        names: Their parameter or module for each of ours.
+        edges: Features per edge.
+        ends: Features of sources and of destinations.
+        is_bipartite: Whether PyG's takes a pair.
+    """
+
+    ours: Callable[[Any], Any]
+    theirs: Callable[[Any], Any]
+    names: dict[str, str]
+    edges: int = 0
+    ends: tuple[int, int] = (4, 6)
+    is_bipartite: bool = True
+
+
+def peer(kind: str, options: dict[str, Any], theirs: Callable[[Any], Any], **fields: Any) -> Peer:
+    """Return the case of a layer of 8 output features."""
+    width = fields.pop("width", 8)
+    edges = options.get("edge_in_features", 0)
+
+    def make(ends: Any) -> Any:
+        return getattr(layers, kind)(
+            ends, width, **options, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+        )
+
+    return Peer(make, theirs, **{"edges": edges, **fields})
+
+
+def mlp(*sizes: int, last: Any = None) -> Any:
+    """Return a perceptron of PyTorch with ReLU between its maps."""
+    parts: list[Any] = []
+    for pair in pairwise(sizes):
+        parts += [torch.nn.Linear(*pair), torch.nn.ReLU()]
+    return torch.nn.Sequential(*parts[:-1], *([] if last is None else [last]))
+
+
+EDGES = {"edge_in_features": 3}
+SAME = {"ends": (4, 4)}
+DEGREES = [1, 2, 0, 3, 1]
+PNA_PEER = {"aggregators": ["mean", "min", "max", "std"], "deg": torch.tensor(DEGREES)}
+PNA_NAMES = {"pre": "pre_nns", "post": "post_nns", "output": "lin"}
+SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+GATES = {"key": "lin_key", "query": "lin_query", "value": "lin_value"}
+PEERS = {
+    "GINEConv": peer(
+        "GINEConv",
+        EDGES | {"eps": 0.3, "learn_eps": True, "mlp_features": 5},
+        lambda ends: pyg.GINEConv(mlp(4, 5, 8), eps=0.3, train_eps=True, edge_dim=3),
+        names={"edge": "lin", "built_mlp.layers": "nn", "learned_eps": "eps"},
+        **SAME,
+    ),
+    "GINEConv-wide": peer(
+        "GINEConv",
+        {"edge_in_features": 4, "edge_map": False},
+        lambda ends: pyg.GINEConv(mlp(4, 8, 8)),
+        names={"built_mlp.layers": "nn"},
+        **SAME,
+    ),
+    "ResGatedGraphConv": peer(
+        "ResGatedGraphConv",
+        EDGES,
+        lambda ends: pyg.ResGatedGraphConv(ends, 8, edge_dim=3),
+        names=GATES | {"root": "lin_skip.weight", "bias": "bias"},
+    ),
+    "ResGatedGraphConv-alone": peer(
+        "ResGatedGraphConv",
+        {"self_weight": False},
+        lambda ends: pyg.ResGatedGraphConv(ends, 8, root_weight=False),
+        names=GATES | {"bias": "bias"},
+    ),
+    "CGConv": peer(
+        "CGConv",
+        EDGES | {"reduce": "mean"},
+        lambda ends: pyg.CGConv(ends, 3, aggr="mean"),
+        names={"gate": "lin_f", "core": "lin_s"},
+        width=6,
+        ends=(4, 6),
+    ),
+    "EdgeConv": peer(
+        "EdgeConv", {}, lambda ends: pyg.EdgeConv(mlp(8, 8, 8)), names={"mlp": "nn"}, **SAME
+    ),
+    "NNConv": peer(
+        "NNConv",
+        EDGES | {"mlp_features": 5},
+        lambda ends: pyg.NNConv(ends, 8, mlp(3, 5, ends[0] * 8)),
+        names={"mlp": "nn", "root": "lin.weight", "bias": "bias"},
+    ),
+    "PNAConv": peer(
+        "PNAConv",
+        {"degree_histogram": DEGREES} | EDGES,
+        lambda ends: pyg.PNAConv(4, 8, scalers=SCALERS[:3], edge_dim=3, **PNA_PEER),
+        names=PNA_NAMES | {"edge": "edge_encoder"},
+        is_bipartite=False,
+        **SAME,
+    ),
+    "PNAConv-towers": peer(
+        "PNAConv",
+        {"degree_histogram": DEGREES, "scalers": SCALERS[1:], "towers": 2, "divide_input": True}
+        | {"pre_layers": 2, "post_layers": 2},
+        lambda ends: pyg.PNAConv(
+            *(4, 8),
+            **{"scalers": SCALERS[1:], "towers": 2, "divide_input": True, **PNA_PEER},
+            **{"pre_layers": 2, "post_layers": 2},
+        ),
+        names=PNA_NAMES,
+        is_bipartite=False,
+        **SAME,
+    ),
+    "GENConv": peer(
+        "GENConv",
+        EDGES | {"t": 0.7, "learn_t": True, "mlp_norm": None, "mlp_layers": 3},
+        lambda ends: pyg.GENConv(ends, 8, t=0.7, learn_t=True, norm=None, num_layers=3, edge_dim=3),
+        names={"source": "lin_src", "root": "lin_dst", "edge": "lin_edge"}
+        | {"built_mlp.layers": "mlp", "learned_t": "aggr_module.t"},
+    ),
+    "GENConv-power": peer(
+        "GENConv",
+        {"reduce": "power", "p": 1.5, "learn_p": True, "msg_norm": True, "mlp_norm": None}
+        | {"learn_msg_scale": True, "use_bias": True},
+        lambda ends: pyg.GENConv(
+            *(ends, 8, "powermean"),
+            **{"p": 1.5, "learn_p": True, "msg_norm": True, "learn_msg_scale": True},
+            **{"norm": None, "bias": True},
+        ),
+        names={"source": "lin_src", "root": "lin_dst", "built_mlp.layers": "mlp"}
+        | {"learned_p": "aggr_module.p", "learned_scale": "msg_norm.scale"},
+    ),
+}
+
+
+def parameters(ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield our parameters, and PyG's with the axes of ours."""
+    if isinstance(theirs, torch.nn.Module):
+        parts = [m for m in theirs.children() if [*m.parameters()]]
+        maps = ours if isinstance(ours, nnx.List) else [ours]
+        if parts:
+            for part, other in zip(maps, parts, strict=True):
+                yield from parameters(part, other)
+        elif isinstance(ours, nnx.List):
+            yield from parameters(ours[0], theirs)
+        else:
+            yield ours.kernel, theirs.weight
+            if theirs.bias is not None:
+                yield ours.bias, theirs.bias
+    else:
+        yield ours, theirs
+
+
+def attribute(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def pairs(case: Peer, ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
+    for name, other in case.names.items():
+        yield from parameters(attribute(ours, name), attribute(theirs, other))
+
+
+def array(parameter: Any, like: Any) -> np.ndarray:
+    """Return numbers of PyTorch in the shape of ours: matrices are transposed."""
+    numbers = parameter.detach().numpy()
+    numbers = numbers.T if numbers.ndim == 2 and numbers.shape[0] != 1 else numbers
+    return numbers.reshape(like.shape)
+
+
+def close(actual: Any, expected: np.ndarray) -> None:
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-7 * scale)
+
+
+@pytest.mark.parametrize("is_bipartite", [False, True])
+@pytest.mark.parametrize("name", PEERS)
+def test_equals_pyg(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
+    """Values, and gradients to features and parameters; the last destination has no edges."""
+    with jax.enable_x64(True):
+        check_peer(rng, name, is_bipartite)
+
+
+def check_peer(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
+    case = PEERS[name]
+    if is_bipartite and not case.is_bipartite:
+        pytest.skip("PyG's layer takes no pair")
+    ends = case.ends if is_bipartite else (case.ends[1],) * 2
+    sizes = (7, 5) if is_bipartite else (6, 6)
+    src, dst = rng.integers(sizes[0], size=20), rng.integers(sizes[1] - 1, size=20)
+    src = np.where(src == dst, (src + 1) % sizes[0], src)
+    graph = Graph.from_edges(src, dst, num_src=sizes[0], num_dst=sizes[1])
+    if not is_bipartite:
+        graph = Graph.from_edges(src, dst, num_nodes=6)
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    ours, theirs = case.ours(ends if is_bipartite else ends[0]), case.theirs(ends).double()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 0.5, 0.3)
+    for param, other in pairs(case, ours, theirs):
+        param[...] = array(other, param)
+    assert sum(p.size for p in jax.tree.leaves(nnx.state(ours, nnx.Param))) == sum(
+        p.numel() for p in theirs.parameters()
+    )
+    x = [rng.normal(size=(n, k)) for n, k in zip(sizes, ends, strict=True)]
+    e = rng.normal(size=(20, case.edges))
+    their_x = [torch.tensor(rows, requires_grad=True) for rows in x]
+    their_e = torch.tensor(e, requires_grad=True)
+    edge_index = torch.tensor(np.stack([src, dst]))
+    features = tuple(their_x) if is_bipartite else their_x[0]
+    expected = theirs(features, edge_index, *([their_e] if case.edges else []))
+    probe = rng.normal(size=expected.shape)
+    (expected * torch.tensor(probe)).sum().backward()
+
+    def loss(layer: Any, x: Any, e: Any) -> Any:
+        rows = tuple(x) if is_bipartite else x[0]
+        y = layer(graph, rows, *([graph.edge_values(e)] if case.edges else []))
+        return jnp.vdot(y, probe), y
+
+    (_, y), (gradients, dx, de) = nnx.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(
+        ours, x, e
+    )
+    close(y, expected.detach().numpy())
+    for actual, other in zip(dx[: 1 + is_bipartite], their_x, strict=False):
+        close(actual, other.grad.numpy())
+    if case.edges:
+        close(de, their_e.grad.numpy())
+    graphdef, _, rest = nnx.split(ours, nnx.Param, ...)
+    for param, other in pairs(case, nnx.merge(graphdef, gradients, rest), theirs):
+        close(param[...], array(other.grad, param))
