@@ -54,6 +54,7 @@ from flax_layers.links import (
 )
 from flax_layers.mlp import MLP, InnerProductDecoder, MLPDecoder
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
+from flax_layers.point_layers import CFConv, EGNNConv, PaiNNConv
 from flax_layers.program_conv import ProgramConv, ProgramModel, axes, dense
 from flax_layers.readout import (
     AttentionReadout,
@@ -64,6 +65,7 @@ from flax_layers.readout import (
     jumping_knowledge,
     readout,
 )
+from flax_layers.relation_layers import FiLMConv, RGINConv, SimpleHGN, SimpleHGNConv
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.tabular import DatabaseModel, TableEncoder
@@ -101,6 +103,7 @@ __all__ = [
     "AllSetTransformerConv",
     "AttentionOptions",
     "AttentionReadout",
+    "CFConv",
     "CGConv",
     "CompGCN",
     "CompGCNConv",
@@ -108,7 +111,9 @@ __all__ = [
     "ConvE",
     "DatabaseModel",
     "DistMult",
+    "EGNNConv",
     "EdgeConv",
+    "FiLMConv",
     "GATConv",
     "GATv2",
     "GATv2Conv",
@@ -141,14 +146,18 @@ __all__ = [
     "NNConv",
     "NodeBatchNorm",
     "PNAConv",
+    "PaiNNConv",
     "PairNorm",
     "ProgramConv",
     "ProgramModel",
     "RGATConv",
     "RGCNConv",
+    "RGINConv",
     "ResGatedGraphConv",
     "SAGEConv",
     "Set2Set",
+    "SimpleHGN",
+    "SimpleHGNConv",
     "Stack",
     "TableEncoder",
     "TopKReadout",

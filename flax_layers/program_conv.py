@@ -65,6 +65,7 @@ class Axes(NamedTuple):
     init: Any = None
     when: str | None = None
     exact: bool = False
+    optional: bool = False
 
     def shape(self, name: str, widths: Widths) -> tuple[int, ...] | None:
         """Return the sizes of the axes; None if one of them is absent, such as "edge"."""
@@ -124,7 +125,13 @@ class DenseAxes(NamedTuple):
         return Perceptron(parts, self.activation)
 
 
-def axes(*widths: Width, init: Any = None, when: str | None = None, exact: bool = False) -> Any:
+def axes(
+    *widths: Width,
+    init: Any = None,
+    when: str | None = None,
+    exact: bool = False,
+    optional: bool = False,
+) -> Any:
     """Declare the shape of an argument of a program: of a parameter, or of an input's rows.
 
     Args:
@@ -138,6 +145,7 @@ def axes(*widths: Width, init: Any = None, when: str | None = None, exact: bool 
         when: Name of the layer's attribute without which the parameter is None.
         exact: Whether an input keeps 32 bits at least where the layer computes in fewer, as
             positions do whose differences count.
+        optional: Whether an input of edges may be left out of a call, and then is None.
 
     Returns:
         A default value that `ProgramConv` replaces.
@@ -148,7 +156,7 @@ def axes(*widths: Width, init: Any = None, when: str | None = None, exact: bool 
         >>> ProgramConv(4, 8, program=linear, rngs=nnx.Rngs(0)).scale[...]
         Array(0.5, dtype=float32)
     """
-    return Axes(widths, init, when, exact)
+    return Axes(widths, init, when, exact, optional)
 
 
 def dense(
@@ -463,7 +471,8 @@ class ProgramLayer(LinearOptions):
                     f"{name} must be None without edge_in_features, got {described(given)}"
                 )
             rows[name] = None
-            if shape is not None:
+            is_left_out = given is None and signature.rows[name].optional
+            if shape is not None and not is_left_out:
                 rows[name] = _checked(name, given, "num_edges", graph.num_edges, shape)
         return is_bipartite, rows
 

@@ -344,6 +344,22 @@ LAYERS = {
             ("GENConv", WITH_ATTR, {"edge_features": ATTR}),
         )
     },
+    "SimpleHGN": layer_case(
+        layers.SimpleHGN, RELATIONAL, options=OF_RELATIONS | DROPS | {"heads": 2, "num_layers": 3}
+    ),
+    "FiLMConv": layer_case(layers.FiLMConv, RELATIONAL, options=OF_RELATIONS),
+    "RGINConv": layer_case(layers.RGINConv, RELATIONAL, options=OF_RELATIONS),
+    "CFConv": layer_case(
+        layers.CFConv, GRAPH, options=WITH_ATTR, edge_features=ATTR, distance=OF_EDGES
+    ),
+    "EGNNConv": layer_case(layers.EGNNConv, GRAPH, pos=numbers(SIZE, 3)),
+    "PaiNNConv": layer_case(
+        layers.PaiNNConv,
+        GRAPH,
+        options={"out_features": WIDTH},
+        vectors=numbers(SIZE, 3, WIDTH),
+        pos=np.random.default_rng(0).normal(size=(SIZE, 3)),
+    ),
     "HGNN": layer_case(
         layers.HGNN, HYPERGRAPH, options={"num_hyperedges": SIZE}, hyperedge_weight=OF_HYPEREDGES
     ),

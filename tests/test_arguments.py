@@ -218,6 +218,7 @@ HISTOGRAM = {"degree_histogram": [1, 2]}
 PNA_OPTIONS = {"reductions": ("std", "sum"), "scalers": ("linear",), "towers": 1}
 PNA_OPTIONS |= {"divide_input": False, "pre_layers": 1, "post_layers": 1}
 GATES: dict[str, Any] = {"reduce": "max", "mlp_features": 3, "self_weight": True}
+LENGTHS = ATTENTION_CALL | {"distance": EDGE_WEIGHT}
 GEN = {"reduce": "softmax", "t": 1.0, "p": 1.0, "learn_t": True, "learn_p": False}
 GEN |= {"msg_norm": True, "learn_msg_scale": True, "mlp_layers": 1, "expansion": 1, "eps": 1e-7}
 MODELS += [
@@ -236,6 +237,33 @@ MODELS += [
         ("PNA", MODEL_SIZES | HISTOGRAM, {}),
         ("GENConv", CONV_SIZES, GEN),
     )
+]
+POINTS = np.ones((N, 3), np.float32)
+OF_RELATIONS = {"num_relations": 2}
+HGN = HEADS | {"beta": 0.1, "residual": True, "relation_features": 2}
+MODELS += [
+    (flax_layers.CFConv, CONV_SIZES | EDGE_SIZE, {"mlp_features": 3, "cutoff": 1.0}, LENGTHS),
+    (
+        flax_layers.EGNNConv,
+        CONV_SIZES | EDGE_SIZE,
+        {"mlp_features": 3, "dimensions": 3, "residual": True, "unit_differences": True},
+        ATTENTION_CALL | {"pos": POINTS},
+    ),
+    (
+        flax_layers.PaiNNConv,
+        CONV_SIZES | {"out_features": F},
+        {"num_basis": 3, "cutoff": 1.0},
+        GRAPH_CALL | {"vectors": np.ones((N, 3, F), np.float32), "pos": POINTS},
+    ),
+    *(
+        (getattr(flax_layers, name), sizes | OF_RELATIONS, options, {"graph": RELATIONAL, "x": X})
+        for name, sizes, options in (
+            ("SimpleHGNConv", CONV_SIZES, HGN),
+            ("SimpleHGN", MODEL_SIZES, {"l2_normalize": True}),
+            ("FiLMConv", CONV_SIZES, {"reduce": "sum"}),
+            ("RGINConv", CONV_SIZES, {"mlp_features": 3, "self_weight": True}),
+        )
+    ),
 ]
 MODELS.append((flax_layers.EdgeConv, CONV_SIZES, {"reduce": "max", "mlp_features": 3}, GRAPH_CALL))
 
@@ -470,7 +498,7 @@ TAKEN = {
     ("NodeBatchNorm called", "batch", "None"),
 }
 WITH_EDGES = "ProgramConv", "GINEConv", "ResGatedGraphConv", "GatedGCNConv", "NNConv", "CGConv"
-WITH_EDGES += "PNAConv", "GENConv"
+WITH_EDGES += "PNAConv", "GENConv", "CFConv", "EGNNConv"
 # Arguments that this layer needs, though their default is None.
 NEEDED = {
     *((f"{name} called", "x") for name in ("RGCNConv", "RGCN")),
@@ -504,7 +532,7 @@ LAYER_FAULTS: dict[str, list[Bad]] = {
     **dict.fromkeys(("edge_weight", "hyperedge_weight", "node_scale"), WEIGHT_FAULTS),
     **{"incidence_weight": ROW_FAULTS, "lamda": SIZE_FAULTS, "alpha": RATE_FAULTS},
     **dict.fromkeys(
-        ("x", "x0", "edge_features", "hyperedge_features", "relations"), FEATURE_FAULTS
+        ("x", "x0", "pos", "edge_features", "hyperedge_features", "relations"), FEATURE_FAULTS
     ),
 }
 

@@ -211,3 +211,128 @@ def test_gated_gcn_is_its_formula(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
     plain = layers.GatedGCNConv(4, 4, edge_in_features=4, residual=False, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(plain(GRAPH, x, e)[1], score, rtol=1e-5, atol=1e-5)
+
+
+# --- Layers that PyG lacks, beside their formulas ------------------------------------------------
+
+
+def applied(maps: Any, x: Any, activation: Any = jax.nn.relu) -> np.ndarray:
+    """Apply linear maps one after another, with a function between two."""
+    for number, linear in enumerate(maps):
+        x = linear(activation(jnp.asarray(x)) if number else x)
+    return np.asarray(x)
+
+
+def summed(messages: Any) -> np.ndarray:
+    """Sum rows of edges, in the graph's order, into nodes."""
+    messages = np.asarray(messages)
+    y = np.zeros((6, *messages.shape[1:]))
+    np.add.at(y, np.asarray(GRAPH.rows), messages)
+    return y
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_egnn_is_its_formula_and_equivariant(rng: np.random.Generator, unit: bool) -> None:
+    options: Any = {"edge_in_features": 2, "mlp_features": 5, "unit_differences": unit}
+    layer = layers.EGNNConv(4, 4, **options, rngs=nnx.Rngs(0))
+    layer.shift_kernel[...] = rng.normal(size=(5, 1))  # initially all but 0
+    x, e, pos = operands(rng)
+    y, moved = layer(GRAPH, x, pos, e)
+    rows, cols = np.asarray(GRAPH.rows), np.asarray(GRAPH.cols)
+    step = pos[rows] - pos[cols]
+    square = (step**2).sum(-1, keepdims=True)
+    z = np.concatenate([x[rows], x[cols], square, e], -1)
+    m = np.asarray(jax.nn.silu(applied(layer.message, z, jax.nn.silu)))
+    size = np.asarray(jax.nn.silu(applied(layer.shift, m))) @ np.asarray(layer.shift_kernel[...])
+    if unit:
+        step = step / np.where(square > 0, np.sqrt(square), 1)
+    expected = x + applied(layer.update, np.concatenate([x, summed(m)], -1), jax.nn.silu)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    degrees = np.maximum(np.bincount(rows, minlength=6), 1)[:, None]
+    np.testing.assert_allclose(moved, pos + summed(step * size) / degrees, rtol=1e-4, atol=1e-5)
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0].astype(np.float32)
+    turned, turned_pos = layer(GRAPH, x, pos @ turn + 1, e)
+    np.testing.assert_allclose(turned, y, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(turned_pos, moved @ turn + 1, rtol=1e-3, atol=1e-4)
+
+
+def test_painn_is_its_formula_and_equivariant(rng: np.random.Generator) -> None:
+    layer = layers.PaiNNConv(4, 4, num_basis=6, cutoff=2.0, rngs=nnx.Rngs(0))
+    x, _, pos = operands(rng)
+    pos[GRAPH.cols[0]] = pos[GRAPH.rows[0]] + 3  # beyond the cutoff
+    v = rng.normal(size=(6, 3, 4)).astype(np.float32)
+    y, vectors = layer(GRAPH, x, v, pos)
+    rows, cols = np.asarray(GRAPH.rows), np.asarray(GRAPH.cols)
+    step = pos[cols] - pos[rows]
+    d = np.sqrt((step**2).sum(-1, keepdims=True) + 1e-12)
+    basis = np.sin(np.arange(1, 7) * np.pi / 2 * d) / d
+    near = np.where(d < 2, 0.5 * (np.cos(np.pi * d / 2) + 1), 0)
+    m = applied(layer.context, x, jax.nn.silu)[cols] * (applied(layer.filters, basis) * near)
+    to_x, turned, scale = np.split(m, 3, -1)
+    s = x + summed(to_x)
+    u = v + summed(v[cols] * scale[:, None] + (step / d)[..., None] * turned[:, None])
+    a, b = np.split(u @ np.asarray(layer.mix[...]), 2, -1)
+    context = np.concatenate([s, np.sqrt((a * a).sum(1) + 1e-8)], -1)
+    to_x, scale, dots = np.split(applied(layer.update, context, jax.nn.silu), 3, -1)
+    close = {"rtol": 1e-3, "atol": 1e-4}
+    np.testing.assert_allclose(y, s + to_x + dots * (a * b).sum(1), **close)
+    np.testing.assert_allclose(vectors, u + scale[:, None] * b, **close)
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0].astype(np.float32)
+    other = layer(GRAPH, x, np.einsum("nif,ij->njf", v, turn), pos @ turn + 1)
+    np.testing.assert_allclose(other[0], y, **close)
+    np.testing.assert_allclose(other[1], np.einsum("nif,ij->njf", vectors, turn), **close)
+
+
+RELATIONAL = RelationalGraph.from_triples(SRC, SRC % 2, DST, num_nodes=6, num_relations=2)
+
+
+def test_rgin_is_its_formula(rng: np.random.Generator) -> None:
+    layer = layers.RGINConv(4, 8, num_relations=2, mlp_features=5, rngs=nnx.Rngs(0))
+    layer.bias1[...], layer.bias2[...] = rng.normal(size=(2, 2, 5))
+    x = operands(rng)[0]
+    k1, b1, k2, b2 = (
+        np.asarray(p[...])[SRC % 2]
+        for p in (layer.kernel1, layer.bias1, layer.kernel2, layer.bias2)
+    )
+    hidden = np.maximum(np.einsum("ei,eio->eo", x[SRC], k1) + b1, 0)
+    sums = np.zeros((6, 5))
+    np.add.at(sums, DST, np.einsum("ei,eio->eo", hidden, k2) + b2)
+    expected = applied(layer.mlp, sums + x @ np.asarray(layer.root[...]))
+    np.testing.assert_allclose(layer(RELATIONAL, x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("concat", [True, False])
+def test_simple_hgn_is_its_formula(rng: np.random.Generator, concat: bool) -> None:
+    options: Any = {"num_relations": 2, "relation_features": 3, "heads": 2, "beta": 0.3}
+    layer = layers.SimpleHGNConv(4, 8, **options, concat=concat, rngs=nnx.Rngs(0))
+    x, previous = operands(rng)[0], rng.uniform(size=(7, 2)).astype(np.float32)
+    order = RELATIONAL.edge_values(np.arange(7))
+    values = {name: np.asarray(getattr(layer, name)[...]) for name in ("kernel", "root", "bias")}
+    z = (x @ values["kernel"]).reshape(6, 2, -1)
+    r = (np.asarray(layer.embedding[...]) @ np.asarray(layer.relation_kernel[...])).reshape(2, 2, 3)
+    score = (z * np.asarray(layer.src_attention[...])).sum(-1)[SRC]
+    score = score + (z * np.asarray(layer.dst_attention[...])).sum(-1)[DST]
+    score = score + (r * np.asarray(layer.relation_attention[...])).sum(-1)[SRC % 2]
+    powers = np.exp(np.where(score > 0, score, 0.2 * score))
+    totals = np.zeros((6, 2))
+    np.add.at(totals, DST, powers)
+    share = 0.7 * powers / totals[DST] + 0.3 * previous
+    y = (x @ values["root"]).reshape(6, 2, -1)
+    np.add.at(y, DST, share[..., None] * z[SRC])
+    y = (y.reshape(6, -1) if concat else y.mean(1)) + values["bias"]
+    call = layer(RELATIONAL, x, RELATIONAL.edge_values(previous), return_attention=True)
+    np.testing.assert_allclose(call[0], y, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(call[1], share[order], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_goes_through_simple_hgn_but_not_to_the_last_layer(
+    rng: np.random.Generator,
+) -> None:
+    options: Any = {"num_relations": 2, "heads": 2, "beta": 0.3, "dropout_rate": 0.0}
+    model = layers.SimpleHGN(4, 8, 3, num_layers=3, l2_normalize=True, **options, rngs=nnx.Rngs(0))
+    x = operands(rng)[0]
+    h, attention = model.conv1(RELATIONAL, x, return_attention=True)
+    h = jax.nn.elu(model.conv2(RELATIONAL, jax.nn.elu(h), attention))
+    y = model.conv3(RELATIONAL, h)
+    expected = y / np.linalg.norm(y, axis=-1, keepdims=True)
+    np.testing.assert_allclose(model(RELATIONAL, x), expected, rtol=1e-5, atol=1e-6)

@@ -13,10 +13,11 @@ import pytest
 from flax import nnx
 
 import flax_layers as layers
-from jax_gnn import Graph
+from jax_gnn import Graph, RelationalGraph
 
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
+schnet = pytest.importorskip("torch_geometric.nn.models.schnet")
 
 # --- PyG's layers --------------------------------------------------------------------------------
 
@@ -31,14 +32,18 @@ class Peer(NamedTuple):
         edges: Features per edge.
         ends: Features of sources and of destinations.
         is_bipartite: Whether PyG's takes a pair.
+        relations: Number of relations of the edges; 0 for a plain graph.
+        has_lengths: Whether edges have lengths.
     """
 
     ours: Callable[[Any], Any]
     theirs: Callable[[Any], Any]
-    names: dict[str, str]
+    names: dict[str, Any]
     edges: int = 0
     ends: tuple[int, int] = (4, 6)
     is_bipartite: bool = True
+    relations: int = 0
+    has_lengths: bool = False
 
 
 def peer(kind: str, options: dict[str, Any], theirs: Callable[[Any], Any], **fields: Any) -> Peer:
@@ -54,12 +59,10 @@ def peer(kind: str, options: dict[str, Any], theirs: Callable[[Any], Any], **fie
     return Peer(make, theirs, **{"edges": edges, **fields})
 
 
-def mlp(*sizes: int, last: Any = None) -> Any:
-    """Return a perceptron of PyTorch with ReLU between its maps."""
-    parts: list[Any] = []
-    for pair in pairwise(sizes):
-        parts += [torch.nn.Linear(*pair), torch.nn.ReLU()]
-    return torch.nn.Sequential(*parts[:-1], *([] if last is None else [last]))
+def mlp(*sizes: int, between: Any = torch.nn.ReLU) -> Any:
+    """Return a perceptron of PyTorch."""
+    parts = [part for pair in pairwise(sizes) for part in (torch.nn.Linear(*pair), between())]
+    return torch.nn.Sequential(*parts[:-1])
 
 
 EDGES = {"edge_in_features": 3}
@@ -153,6 +156,31 @@ PEERS = {
         names={"source": "lin_src", "root": "lin_dst", "built_mlp.layers": "mlp"}
         | {"learned_p": "aggr_module.p", "learned_scale": "msg_norm.scale"},
     ),
+    "CFConv": peer(
+        "CFConv",
+        EDGES | {"mlp_features": 5, "cutoff": 2.0},
+        lambda ends: schnet.CFConv(4, 8, 5, mlp(3, 5, 5, between=schnet.ShiftedSoftplus), 2.0),
+        names={"kernel": "lin1.weight", "filters": "nn", "output": "lin2"},
+        is_bipartite=False,
+        has_lengths=True,
+        **SAME,
+    ),
+    **{
+        f"FiLMConv-{reduce}": peer(
+            "FiLMConv",
+            {"num_relations": 3, "reduce": reduce},
+            lambda ends, aggr=aggr: pyg.FiLMConv(ends, 8, num_relations=3, aggr=aggr),
+            names={
+                "kernel": lambda theirs: [lin.weight for lin in theirs.lins],
+                "film": lambda theirs: [lin.weight for lin in theirs.films],
+                "film_bias": lambda theirs: [lin.bias for lin in theirs.films],
+                "root": "lin_skip.weight",
+                "root_film": "film_skip.weight",
+            },
+            relations=3,
+        )
+        for reduce, aggr in (("mean", "mean"), ("sum", "add"))
+    },
 }
 
 
@@ -182,14 +210,21 @@ def attribute(value: Any, path: str) -> Any:
 
 def pairs(case: Peer, ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
     for name, other in case.names.items():
-        yield from parameters(attribute(ours, name), attribute(theirs, other))
+        part = other(theirs) if callable(other) else attribute(theirs, other)
+        yield from parameters(attribute(ours, name), part)
 
 
 def array(parameter: Any, like: Any) -> np.ndarray:
     """Return numbers of PyTorch in the shape of ours: matrices are transposed."""
+    if isinstance(parameter, list):
+        return np.stack([array(part, one) for part, one in zip(parameter, like, strict=True)])
     numbers = parameter.detach().numpy()
     numbers = numbers.T if numbers.ndim == 2 and numbers.shape[0] != 1 else numbers
     return numbers.reshape(like.shape)
+
+
+def gradient(parameter: Any) -> Any:
+    return [p.grad for p in parameter] if isinstance(parameter, list) else parameter.grad
 
 
 def close(actual: Any, expected: np.ndarray) -> None:
@@ -210,12 +245,16 @@ def check_peer(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
     if is_bipartite and not case.is_bipartite:
         pytest.skip("PyG's layer takes no pair")
     ends = case.ends if is_bipartite else (case.ends[1],) * 2
-    sizes = (7, 5) if is_bipartite else (6, 6)
+    sizes = (7, 5) if is_bipartite and not case.relations else (6, 6)
     src, dst = rng.integers(sizes[0], size=20), rng.integers(sizes[1] - 1, size=20)
     src = np.where(src == dst, (src + 1) % sizes[0], src)
-    graph = Graph.from_edges(src, dst, num_src=sizes[0], num_dst=sizes[1])
-    if not is_bipartite:
+    graph: Any = Graph.from_edges(src, dst, num_src=sizes[0], num_dst=sizes[1])
+    rel = rng.integers(max(case.relations, 1), size=20)
+    if case.relations:
+        graph = RelationalGraph.from_triples(src, rel, dst, 6, case.relations)
+    elif not is_bipartite:
         graph = Graph.from_edges(src, dst, num_nodes=6)
+    lengths = rng.uniform(0.5, 2, size=20)
     torch.manual_seed(int(rng.integers(1 << 30)))
     ours, theirs = case.ours(ends if is_bipartite else ends[0]), case.theirs(ends).double()
     for parameter in theirs.parameters():
@@ -231,13 +270,16 @@ def check_peer(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
     their_e = torch.tensor(e, requires_grad=True)
     edge_index = torch.tensor(np.stack([src, dst]))
     features = tuple(their_x) if is_bipartite else their_x[0]
-    expected = theirs(features, edge_index, *([their_e] if case.edges else []))
+    arrays = [torch.tensor(lengths)] * case.has_lengths + [their_e] * (case.edges > 0)
+    arrays += [torch.tensor(rel)] * (case.relations > 0)
+    expected = theirs(features, edge_index, *arrays)
     probe = rng.normal(size=expected.shape)
     (expected * torch.tensor(probe)).sum().backward()
 
     def loss(layer: Any, x: Any, e: Any) -> Any:
         rows = tuple(x) if is_bipartite else x[0]
-        y = layer(graph, rows, *([graph.edge_values(e)] if case.edges else []))
+        named = {"distance": graph.edge_values(lengths)} if case.has_lengths else {}
+        y = layer(graph, rows, *([graph.edge_values(e)] if case.edges else []), **named)
         return jnp.vdot(y, probe), y
 
     (_, y), (gradients, dx, de) = nnx.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(
@@ -250,4 +292,4 @@ def check_peer(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
         close(de, their_e.grad.numpy())
     graphdef, _, rest = nnx.split(ours, nnx.Param, ...)
     for param, other in pairs(case, nnx.merge(graphdef, gradients, rest), theirs):
-        close(param[...], array(other.grad, param))
+        close(param[...], array(gradient(other), param))
