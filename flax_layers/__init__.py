@@ -11,6 +11,7 @@ from flax_layers.allset import (
     AllSetTransformer,
     AllSetTransformerConv,
 )
+from flax_layers.attention_layers import AGNNConv, FAConv, GMMConv, PDNConv, SuperGATConv
 from flax_layers.autoencoder import GAE, VGAE
 from flax_layers.compgcn import CompGCN, CompGCNConv
 from flax_layers.edge_layers import (
@@ -54,7 +55,13 @@ from flax_layers.links import (
 )
 from flax_layers.mlp import MLP, InnerProductDecoder, MLPDecoder
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
-from flax_layers.point_layers import CFConv, EGNNConv, PaiNNConv
+from flax_layers.point_layers import (
+    CFConv,
+    EGNNConv,
+    PaiNNConv,
+    PointNetConv,
+    PointTransformerConv,
+)
 from flax_layers.program_conv import ProgramConv, ProgramModel, axes, dense
 from flax_layers.readout import (
     AttentionReadout,
@@ -97,6 +104,7 @@ __all__ = [
     "RGCN",
     "SAGE",
     "VGAE",
+    "AGNNConv",
     "AllDeepSets",
     "AllDeepSetsConv",
     "AllSetTransformer",
@@ -113,6 +121,7 @@ __all__ = [
     "DistMult",
     "EGNNConv",
     "EdgeConv",
+    "FAConv",
     "FiLMConv",
     "GATConv",
     "GATv2",
@@ -123,6 +132,7 @@ __all__ = [
     "GINClassifier",
     "GINConv",
     "GINEConv",
+    "GMMConv",
     "GatedGCN",
     "GatedGCNConv",
     "GraphClassifier",
@@ -145,9 +155,12 @@ __all__ = [
     "MLPDecoder",
     "NNConv",
     "NodeBatchNorm",
+    "PDNConv",
     "PNAConv",
     "PaiNNConv",
     "PairNorm",
+    "PointNetConv",
+    "PointTransformerConv",
     "ProgramConv",
     "ProgramModel",
     "RGATConv",
@@ -159,6 +172,7 @@ __all__ = [
     "SimpleHGN",
     "SimpleHGNConv",
     "Stack",
+    "SuperGATConv",
     "TableEncoder",
     "TopKReadout",
     "TransformerConv",

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from flax_layers._base import NodeFeatures, endpoint_sizes, inverse_root
 from flax_layers._declaration import ParameterFactory
+from flax_layers.attention_layers import softmax_with_self
 from flax_layers.edge_layers import check_same_width, joined
 from flax_layers.program_conv import ProgramLayer, axes, dense
 from jax_gnn import Edge, Graph, Node
@@ -256,3 +257,131 @@ class PaiNNConv(ProgramLayer):
         """
         results: tuple[Array, Array] = super().__call__(graph, x, vectors=vectors, pos=pos)
         return results
+
+
+class _PointLayer(ProgramLayer):
+    """Base of convolutions of points without features of edges."""
+
+    dimensions: int = 3
+
+    def _widths(self) -> dict[str, int | None]:
+        return super()._widths() | {"dimensions": self.dimensions}
+
+    def __call__(  # type: ignore[override]  # names arguments that the base leaves open
+        self, graph: Graph, x: NodeFeatures, pos: NodeFeatures
+    ) -> Array:
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
+
+        Args:
+            graph: The graph.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
+            pos: Positions, ``(num_src, *batch, dimensions)``, or a pair.
+        """
+        y: Array = super().__call__(graph, x, pos=pos)
+        return y
+
+
+def _point_net(
+    g: Any,
+    x_src: Node,
+    x_dst: Node,
+    pos_src: Node = axes("dimensions", exact=True),
+    pos_dst: Node = axes("dimensions", exact=True),
+    *,
+    local: Any = dense(("src", "dimensions"), "hidden", "hidden"),
+    output: Any = dense("hidden", "out"),
+    add_self_loops: bool,
+) -> Any:
+    offset = (g.src(pos_src) - g.dst(pos_dst)).astype(x_src.dtype)
+    y = g.max(local(joined(g.src(x_src), offset)))
+    if add_self_loops:
+        origin = jnp.zeros_like(pos_dst).astype(x_dst.dtype)
+        return output(jnp.maximum(y, local(joined(x_dst, origin))))
+    return output(jnp.where(jnp.isneginf(y), 0, y))
+
+
+class PointNetConv(_PointLayer):
+    """PointNet++'s set layer: ``(max MLP(x_j, p_j - p_i)) W + b`` over a point's neighbours.
+
+    Qi et al., "PointNet++", NeurIPS 2017, as PyTorch Geometric's layer of this name, with an MLP of
+    two maps as its `local_nn` and a linear map as its `global_nn`.
+
+    Attributes:
+        mlp_features: Features inside and of the MLP; None means `out_features`.
+        dimensions: Number of coordinates of a position.
+        add_self_loops: Whether points are their own neighbours, unless x is a pair.
+        local: The MLP.
+        output: Map of the maxima.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> PointNetConv(4, 8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4)), jnp.eye(3)).shape
+        (3, 8)
+    """
+
+    mlp_features: int | None = None
+    dimensions: int = 3
+    add_self_loops: bool = True
+
+    _program = staticmethod(_point_net)
+
+
+def _point_transformer(
+    g: Any,
+    x_src: Node,
+    x_dst: Node,
+    pos_src: Node = axes("dimensions", exact=True),
+    pos_dst: Node = axes("dimensions", exact=True),
+    *,
+    value: Any = axes("src", "out"),
+    key: Any = axes("src", "out"),
+    query: Any = axes("dst", "out"),
+    position: Any = dense("dimensions", "out"),
+    attention: Any = dense("out", "hidden", "out", when="attention_mlp"),
+    add_self_loops: bool,
+) -> Any:
+    def scores(query: Array, key: Array, delta: Array) -> Any:
+        score = query - key + delta
+        return score if attention is None else attention(score)
+
+    k, q, v = x_src @ key, x_dst @ query, x_src @ value
+    delta = position((g.dst(pos_dst) - g.src(pos_src)).astype(x_src.dtype))
+    score = scores(g.dst(q), g.src(k), delta)
+    if not add_self_loops:
+        return g.sum(g.softmax(score) * (g.src(v) + delta))
+    at_self = position(jnp.zeros_like(pos_dst).astype(x_src.dtype))
+    # The node's own row of its sources, which are the destinations, too.
+    own = x_dst @ value, scores(q, x_dst @ key, at_self)
+    return softmax_with_self(g, score, g.src(v) + delta, own[1], own[0] + at_self)
+
+
+class PointTransformerConv(_PointLayer):
+    """Vector attention of points: ``Σ softmax(f(q_i - k_j + d_ij)) (v_j + d_ij)``, by feature.
+
+    Zhao et al., "Point transformer", ICCV 2021, where ``d_ij`` is a linear map of ``p_i - p_j``,
+    and f an MLP of one hidden layer, as PyTorch Geometric's layer of this name.
+
+    Attributes:
+        attention_mlp: Whether scores go through the MLP f.
+        mlp_features: Features inside f; None means `out_features`.
+        dimensions: Number of coordinates of a position.
+        add_self_loops: Whether points attend to themselves, unless x is a pair.
+        value: Map of the sources, ``(in_features, out_features)``; key likewise.
+        query: Map of the destinations, ``(in_features, out_features)``.
+        position: Map of the differences.
+        attention: MLP f, or None.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> conv = PointTransformerConv(4, 8, rngs=nnx.Rngs(0))
+        >>> conv(graph, jnp.ones((3, 4)), jnp.eye(3)).shape
+        (3, 8)
+    """
+
+    mlp_features: int | None = None
+    dimensions: int = 3
+    attention_mlp: bool = False
+    add_self_loops: bool = True
+
+    _program = staticmethod(_point_transformer)

@@ -360,6 +360,26 @@ LAYERS = {
         vectors=numbers(SIZE, 3, WIDTH),
         pos=np.random.default_rng(0).normal(size=(SIZE, 3)),
     ),
+    "AGNNConv": layer_case(layers.AGNNConv, GRAPH, options={"out_features": WIDTH}),
+    "FAConv": layer_case(
+        layers.FAConv, GRAPH, options={"out_features": WIDTH, **DROPS}, x0=numbers(SIZE, WIDTH)
+    ),
+    "GMMConv": layer_case(
+        layers.GMMConv, GRAPH, options={"kernel_size": 2, **WITH_ATTR}, edge_features=ATTR
+    ),
+    "PDNConv": layer_case(layers.PDNConv, GRAPH, options=WITH_ATTR, edge_features=ATTR),
+    **{
+        f"SuperGATConv-{kind}": layer_case(
+            layers.SuperGATConv, GRAPH, options={"attention_type": kind, "heads": 2, **DROPS}
+        )
+        for kind in ("MX", "SD")
+    },
+    **{
+        kind.__name__: layer_case(
+            kind, GRAPH, options={"add_self_loops": True}, pos=numbers(SIZE, 3)
+        )
+        for kind in (layers.PointNetConv, layers.PointTransformerConv)
+    },
     "HGNN": layer_case(
         layers.HGNN, HYPERGRAPH, options={"num_hyperedges": SIZE}, hyperedge_weight=OF_HYPEREDGES
     ),

@@ -239,6 +239,8 @@ MODELS += [
     )
 ]
 POINTS = np.ones((N, 3), np.float32)
+LOOPS = {"add_self_loops": True}
+SAME = CONV_SIZES | {"out_features": F}
 OF_RELATIONS = {"num_relations": 2}
 HGN = HEADS | {"beta": 0.1, "residual": True, "relation_features": 2}
 MODELS += [
@@ -264,6 +266,34 @@ MODELS += [
             ("RGINConv", CONV_SIZES, {"mlp_features": 3, "self_weight": True}),
         )
     ),
+]
+POINT = LOOPS | {"mlp_features": 3, "dimensions": 3}
+MODELS += [
+    (getattr(flax_layers, name), sizes, options, call)
+    for name, sizes, options, call in (
+        ("AGNNConv", SAME, LOOPS | {"learn_beta": True}, GRAPH_CALL),
+        ("SuperGATConv", CONV_SIZES, HEADS | LOOPS | {"attention_type": "SD"}, GRAPH_CALL),
+        ("FAConv", SAME, LOOPS | {"eps": 0.1}, GRAPH_CALL | {"x0": X, "node_scale": NODE_WEIGHT}),
+        (
+            "GMMConv",
+            ATTENTION_SIZES | {"kernel_size": 2},
+            {"reduce": "sum", "self_weight": True},
+            ATTENTION_CALL,
+        ),
+        (
+            "PDNConv",
+            ATTENTION_SIZES,
+            LOOPS | {"mlp_features": 3, "normalization": None},
+            ATTENTION_CALL,
+        ),
+        ("PointNetConv", CONV_SIZES, POINT, GRAPH_CALL | {"pos": POINTS}),
+        (
+            "PointTransformerConv",
+            CONV_SIZES,
+            POINT | {"attention_mlp": True},
+            GRAPH_CALL | {"pos": POINTS},
+        ),
+    )
 ]
 MODELS.append((flax_layers.EdgeConv, CONV_SIZES, {"reduce": "max", "mlp_features": 3}, GRAPH_CALL))
 
@@ -495,6 +525,7 @@ TAKEN = {
     ("HeteroLinear made", "in_features", "a dict"),
     ("HeteroModel made", "in_features", "a dict"),
     ("LinkPredictor made", "encoder", "None"),
+    ("PDNConv made", "normalization", "None"),
     ("NodeBatchNorm called", "batch", "None"),
 }
 WITH_EDGES = "ProgramConv", "GINEConv", "ResGatedGraphConv", "GatedGCNConv", "NNConv", "CGConv"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 53_500, "flax_layers": 18_700, "tests": 49_250, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 53_500, "flax_layers": 19_300, "tests": 49_450, "cpp": 25_640}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

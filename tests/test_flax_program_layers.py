@@ -34,6 +34,7 @@ class Peer(NamedTuple):
         is_bipartite: Whether PyG's takes a pair.
         relations: Number of relations of the edges; 0 for a plain graph.
         has_lengths: Whether edges have lengths.
+        dimensions: Coordinates of the nodes' positions; 0 without.
     """
 
     ours: Callable[[Any], Any]
@@ -44,6 +45,7 @@ class Peer(NamedTuple):
     is_bipartite: bool = True
     relations: int = 0
     has_lengths: bool = False
+    dimensions: int = 0
 
 
 def peer(kind: str, options: dict[str, Any], theirs: Callable[[Any], Any], **fields: Any) -> Peer:
@@ -72,6 +74,7 @@ PNA_PEER = {"aggregators": ["mean", "min", "max", "std"], "deg": torch.tensor(DE
 PNA_NAMES = {"pre": "pre_nns", "post": "post_nns", "output": "lin"}
 SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
 GATES = {"key": "lin_key", "query": "lin_query", "value": "lin_value"}
+GAUSSIANS = {"kernel": "g", "mean": "mu", "deviation": "sigma"}  # not transposed
 PEERS = {
     "GINEConv": peer(
         "GINEConv",
@@ -165,6 +168,79 @@ PEERS = {
         has_lengths=True,
         **SAME,
     ),
+    "AGNNConv": peer(
+        "AGNNConv",
+        {},
+        lambda ends: pyg.AGNNConv(),
+        names={"beta": "beta"},
+        width=4,
+        is_bipartite=False,
+        **SAME,
+    ),
+    **{
+        f"SuperGATConv-{kind}": peer(
+            "SuperGATConv",
+            {"attention_type": kind, "heads": 2, "add_self_loops": kind == "MX"},
+            lambda ends, kind=kind: pyg.SuperGATConv(
+                *(4, 4, 2),
+                attention_type=kind,
+                add_self_loops=kind == "MX",
+            ),
+            names={"kernel": "lin.weight", "bias": "bias"}
+            | ({"src_attention": "att_l", "dst_attention": "att_r"} if kind == "MX" else {}),
+            is_bipartite=False,
+            **SAME,
+        )
+        for kind in ("MX", "SD")
+    },
+    "GMMConv": peer(
+        "GMMConv",
+        EDGES | {"kernel_size": 2},
+        lambda ends: pyg.GMMConv(ends, 8, 3, 2),
+        names={name: lambda m, n=n: (getattr(m, n),) for name, n in GAUSSIANS.items()}
+        | {"root": "root.weight", "bias": "bias"},
+    ),
+    **{
+        f"PDNConv-{normalization}": peer(
+            "PDNConv",
+            EDGES | {"mlp_features": 5, "normalization": normalization},
+            lambda ends, is_scaled=normalization is not None: pyg.PDNConv(
+                4, 8, 3, 5, normalize=is_scaled
+            ),
+            names={"kernel": "lin.weight", "mlp": "mlp", "bias": "bias"},
+            is_bipartite=False,
+            **SAME,
+        )
+        for normalization in ("symmetric", None)
+    },
+    **{
+        f"PointNetConv-{loops}": peer(
+            "PointNetConv",
+            {"mlp_features": 5, "dimensions": 2, "add_self_loops": loops},
+            lambda ends, loops=loops: pyg.PointNetConv(
+                mlp(ends[0] + 2, 5, 5), torch.nn.Linear(5, 8), add_self_loops=loops
+            ),
+            names={"local": "local_nn", "output": "global_nn"},
+            dimensions=2,
+            is_bipartite=not loops,
+        )
+        for loops in (True, False)
+    },
+    **{
+        f"PointTransformerConv-{loops}": peer(
+            "PointTransformerConv",
+            {"attention_mlp": loops, "add_self_loops": loops, "mlp_features": 5},
+            lambda ends, loops=loops: pyg.PointTransformerConv(
+                ends, 8, attn_nn=mlp(8, 5, 8) if loops else None, add_self_loops=loops
+            ),
+            names={"value": "lin.weight", "key": "lin_src.weight", "query": "lin_dst.weight"}
+            | {"position": "pos_nn"}
+            | ({"attention": "attn_nn"} if loops else {}),
+            dimensions=3,
+            is_bipartite=not loops,
+        )
+        for loops in (True, False)
+    },
     **{
         f"FiLMConv-{reduce}": peer(
             "FiLMConv",
@@ -215,7 +291,12 @@ def pairs(case: Peer, ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def array(parameter: Any, like: Any) -> np.ndarray:
-    """Return numbers of PyTorch in the shape of ours: matrices are transposed."""
+    """Return numbers of PyTorch in the shape of ours.
+
+    Matrices are transposed, unless they are in a tuple. Of a list each one is a part of ours.
+    """
+    if isinstance(parameter, tuple):
+        return parameter[0].detach().numpy()
     if isinstance(parameter, list):
         return np.stack([array(part, one) for part, one in zip(parameter, like, strict=True)])
     numbers = parameter.detach().numpy()
@@ -224,7 +305,9 @@ def array(parameter: Any, like: Any) -> np.ndarray:
 
 
 def gradient(parameter: Any) -> Any:
-    return [p.grad for p in parameter] if isinstance(parameter, list) else parameter.grad
+    if isinstance(parameter, list | tuple):
+        return type(parameter)(p.grad for p in parameter)
+    return parameter.grad
 
 
 def close(actual: Any, expected: np.ndarray) -> None:
@@ -270,15 +353,22 @@ def check_peer(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
     their_e = torch.tensor(e, requires_grad=True)
     edge_index = torch.tensor(np.stack([src, dst]))
     features = tuple(their_x) if is_bipartite else their_x[0]
-    arrays = [torch.tensor(lengths)] * case.has_lengths + [their_e] * (case.edges > 0)
+    pos = [rng.normal(size=(n, case.dimensions)) for n in sizes]
+    points = tuple(pos) if is_bipartite else pos[0]
+    their_points = [jax.tree.map(torch.tensor, points)] * (case.dimensions > 0)
+    arrays = (
+        their_points + [torch.tensor(lengths)] * case.has_lengths + [their_e] * (case.edges > 0)
+    )
     arrays += [torch.tensor(rel)] * (case.relations > 0)
-    expected = theirs(features, edge_index, *arrays)
+    before, after = arrays[: len(their_points)], arrays[len(their_points) :]
+    expected = theirs(features, *before, edge_index, *after)
     probe = rng.normal(size=expected.shape)
     (expected * torch.tensor(probe)).sum().backward()
 
     def loss(layer: Any, x: Any, e: Any) -> Any:
         rows = tuple(x) if is_bipartite else x[0]
         named = {"distance": graph.edge_values(lengths)} if case.has_lengths else {}
+        named |= {"pos": points} if case.dimensions else {}
         y = layer(graph, rows, *([graph.edge_values(e)] if case.edges else []), **named)
         return jnp.vdot(y, probe), y
 
@@ -287,9 +377,43 @@ def check_peer(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
     )
     close(y, expected.detach().numpy())
     for actual, other in zip(dx[: 1 + is_bipartite], their_x, strict=False):
-        close(actual, other.grad.numpy())
+        close(actual, np.zeros(other.shape) if other.grad is None else other.grad.numpy())
     if case.edges:
         close(de, their_e.grad.numpy())
     graphdef, _, rest = nnx.split(ours, nnx.Param, ...)
     for param, other in pairs(case, nnx.merge(graphdef, gradients, rest), theirs):
         close(param[...], array(gradient(other), param))
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_fa_equals_pyg(rng: np.random.Generator, loops: bool) -> None:
+    """PyG's takes the first features before the edges."""
+    src, dst = rng.integers(6, size=20), rng.integers(5, size=20)
+    src = np.where(src == dst, (src + 1) % 6, src)
+    graph, edge_index = Graph.from_edges(src, dst, num_nodes=6), torch.tensor(np.stack([src, dst]))
+    x, x0 = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    ours = layers.FAConv(4, 4, eps=0.3, add_self_loops=loops, rngs=nnx.Rngs(0))
+    theirs = pyg.FAConv(4, eps=0.3, add_self_loops=loops)
+    for param, other in ((ours.src_attention, theirs.att_l), (ours.dst_attention, theirs.att_r)):
+        param[...] = other.weight.detach().numpy().T
+    expected = theirs(torch.tensor(x), torch.tensor(x0), edge_index).detach().numpy()
+    np.testing.assert_allclose(ours(graph, x, x0), expected, rtol=1e-5, atol=1e-6)
+    scale = layers.gcn_norm(graph, add_self_loops=loops)
+    np.testing.assert_allclose(ours(graph, x, x0, scale), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_loss_equals_pyg(rng: np.random.Generator) -> None:
+    src, dst, no_src, no_dst = rng.integers(6, size=(4, 9))
+    graph, negative = (
+        Graph.from_edges(*ends, num_nodes=6) for ends in ((src, dst), (no_src, no_dst))
+    )
+    x = rng.normal(size=(6, 4)).astype(np.float32)
+    for kind in ("MX", "SD"):
+        ours = layers.SuperGATConv(4, 8, heads=2, attention_type=kind, rngs=nnx.Rngs(0))
+        theirs = pyg.SuperGATConv(4, 4, 2, attention_type=kind, add_self_loops=False)
+        ours.kernel[...] = theirs.lin.weight.detach().numpy().T
+        edges, no_edges = (torch.tensor(np.stack(ends)) for ends in ((src, dst), (no_src, no_dst)))
+        theirs(torch.tensor(x), edges, neg_edge_index=no_edges)
+        expected = float(theirs.get_attention_loss().detach())
+        actual = ours.attention_loss(graph, negative.pad(num_nodes=6, num_edges=12), x)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)

@@ -17,7 +17,7 @@ from sorted_rows import unsorted_ops
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 
 RELATIONS = 3
-OF_NODES = "pos", "vectors"  # named operands with a row for each node
+OF_NODES = "pos", "vectors", "x0"  # named operands with a row for each node
 KINDS = {
     id(GRAPH): "graph",
     id(HYPERGRAPH): "hypergraph",
