@@ -153,7 +153,7 @@ def axes(
     Example:
         >>> def linear(g, x_src: Node, *, w=axes("src", "out"), scale=axes(init=0.5)):
         ...     return scale * g.sum(g.src(x_src @ w))
-        >>> ProgramConv(4, 8, program=linear, rngs=nnx.Rngs(0)).scale[...]
+        >>> ProgramConv(4, 8, function=linear, rngs=nnx.Rngs(0)).scale[...]
         Array(0.5, dtype=float32)
     """
     return Axes(widths, init, when, exact, optional)
@@ -186,7 +186,7 @@ def dense(
     Example:
         >>> def deep(g, x_src: Node, *, mlp=dense("src", 16, "out")):
         ...     return g.max(mlp(g.src(x_src)))
-        >>> [layer.kernel.shape for layer in ProgramConv(4, 8, program=deep, rngs=nnx.Rngs(0)).mlp]
+        >>> [layer.kernel.shape for layer in ProgramConv(4, 8, function=deep, rngs=nnx.Rngs(0)).mlp]
         [(4, 16), (16, 8)]
     """
     return DenseAxes(widths, activation or jax.nn.relu, use_bias, layers, copies, when)
@@ -597,14 +597,14 @@ class ProgramOptions(LinearOptions):
     """Options of `ProgramConv`, and of `ProgramModel` for its convolutions.
 
     Attributes:
-        program: Function of an edge, see `ProgramConv`.
+        function: Function of an edge, see `ProgramConv`.
         edge_in_features: Features per edge; None if edges have none.
         widths: Sizes that axes of the program's arguments name, beside "src", "dst", "edge" and
             "out".
         edge_dropout_rate: Share of what the program's `dropout` drops in training, in [0, 1].
     """
 
-    program: Callable[..., Any]
+    function: Callable[..., Any]
     edge_in_features: int | None = None
     widths: Mapping[str, int] | None = None
     edge_dropout_rate: float = 0.0
@@ -626,12 +626,12 @@ class ProgramConv(ProgramOptions, ProgramLayer):
     bipartite graph, such as a sampled block, are the first of its sources, unless x is a pair.
 
     Attributes:
-        program: The function.
+        function: The function.
 
     Example:
         >>> def gated(g, x_src: Node, x_dst: Node, *, gate=axes("dst"), w=axes("src", "out")):
         ...     return g.sum(jax.nn.sigmoid(g.dst(x_dst @ gate)) * g.src(x_src @ w))
-        >>> conv = ProgramConv(4, 8, program=gated, rngs=nnx.Rngs(0))
+        >>> conv = ProgramConv(4, 8, function=gated, rngs=nnx.Rngs(0))
         >>> conv(Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3), jnp.ones((3, 4))).shape
         (3, 8)
     """
@@ -640,7 +640,7 @@ class ProgramConv(ProgramOptions, ProgramLayer):
 
     @property
     def _program(self) -> Callable[..., Any]:  # type: ignore[override]  # a field here
-        return self.program
+        return self.function
 
     def _widths(self) -> dict[str, int | None]:
         return super()._widths() | dict(self.widths or {})
@@ -649,7 +649,7 @@ class ProgramConv(ProgramOptions, ProgramLayer):
         return self.edge_dropout_rate
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_callable("program", self.program)
+        check_callable("function", self.function)
         if self.widths is not None:
             check_instance("widths", self.widths, Mapping)
             check_positive(**{f"widths[{name!r}]": size for name, size in self.widths.items()})
@@ -665,7 +665,7 @@ class ProgramModel(ProgramOptions, Stack):
     Example:
         >>> def mean(g, x_src: Node, *, w=axes("src", "out")):
         ...     return g.mean(g.src(x_src @ w))
-        >>> model = ProgramModel(4, 8, 3, program=mean, rngs=nnx.Rngs(0))
+        >>> model = ProgramModel(4, 8, 3, function=mean, rngs=nnx.Rngs(0))
         >>> model(Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3), jnp.ones((3, 4))).shape
         (3, 3)
     """

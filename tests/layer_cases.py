@@ -319,7 +319,7 @@ LAYERS = {
     "ProgramModel": layer_case(
         layers.ProgramModel,
         GRAPH,
-        options={"program": attention, "widths": {"heads": 2}, "edge_dropout_rate": 0.5}
+        options={"function": attention, "widths": {"heads": 2}, "edge_dropout_rate": 0.5}
         | WITH_ATTR,
         edge_features=ATTR,
     ),

@@ -213,7 +213,7 @@ def mean(g: Any, x_src: jax_gnn.Node, edge_features: jax_gnn.Edge, *, w: Any = N
 
 
 # Layers of programs.
-PROGRAM = {"program": mean, "widths": {"hidden": 3}, "edge_dropout_rate": 0.5}
+PROGRAM = {"function": mean, "widths": {"hidden": 3}, "edge_dropout_rate": 0.5}
 HISTOGRAM = {"degree_histogram": [1, 2]}
 PNA_OPTIONS = {"reductions": ("std", "sum"), "scalers": ("linear",), "towers": 1}
 PNA_OPTIONS |= {"divide_input": False, "pre_layers": 1, "post_layers": 1}

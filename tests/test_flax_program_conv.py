@@ -46,7 +46,7 @@ def relational(
 
 
 def conv(**options: Any) -> ProgramConv:
-    widths: Any = {"program": gated, "widths": {"hidden": 5}, "edge_in_features": 2}
+    widths: Any = {"function": gated, "widths": {"hidden": 5}, "edge_in_features": 2}
     return ProgramConv(4, 8, **{**widths, **options}, rngs=nnx.Rngs(0))
 
 
@@ -124,7 +124,7 @@ def test_exact_inputs_keep_their_digits(rng: np.random.Generator) -> None:
 def test_programs_of_relations_and_stacks(rng: np.random.Generator) -> None:
     graph = RelationalGraph.from_triples(SRC, SRC % 2, DST, num_nodes=6, num_relations=2)
     x = rng.normal(size=(6, 4)).astype(np.float32)
-    options: Any = {"program": relational, "widths": {"relations": 2}, "rngs": nnx.Rngs(0)}
+    options: Any = {"function": relational, "widths": {"relations": 2}, "rngs": nnx.Rngs(0)}
     layer = ProgramConv(4, 8, **options)
     kernels = np.asarray(layer.w[...])
     messages = np.einsum("ei,eio->eo", x[SRC], kernels[SRC % 2])
@@ -161,9 +161,9 @@ def undeclared(g: Any, x_src: Node, weight: Edge) -> Any:
     ("error", "message", "make"),
     [
         (ValueError, "widths must have 'hidden', an axis of the program's gate", {"widths": {}}),
-        (ValueError, "argument rows must be named …_src or …_dst", {"program": unnamed}),
-        (ValueError, "argument weight must have axes", {"program": undeclared}),
-        (TypeError, "program must be callable", {"program": 3}),
+        (ValueError, "argument rows must be named …_src or …_dst", {"function": unnamed}),
+        (ValueError, "argument weight must have axes", {"function": undeclared}),
+        (TypeError, "function must be callable", {"function": 3}),
         (ValueError, "edge_dropout_rate must lie in", {"edge_dropout_rate": 2.0}),
     ],
 )
