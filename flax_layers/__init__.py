@@ -11,8 +11,22 @@ from flax_layers.allset import (
     AllSetTransformer,
     AllSetTransformerConv,
 )
+from flax_layers.attention_layers import AGNNConv, FAConv, GMMConv, PDNConv, SuperGATConv
 from flax_layers.autoencoder import GAE, VGAE
 from flax_layers.compgcn import CompGCN, CompGCNConv
+from flax_layers.edge_layers import (
+    GINE,
+    PNA,
+    CGConv,
+    EdgeConv,
+    GatedGCN,
+    GatedGCNConv,
+    GENConv,
+    GINEConv,
+    NNConv,
+    PNAConv,
+    ResGatedGraphConv,
+)
 from flax_layers.gin import GIN, GINBlock, GINConv
 from flax_layers.graph import GCN, SAGE, GCNConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
@@ -41,6 +55,14 @@ from flax_layers.links import (
 )
 from flax_layers.mlp import MLP, InnerProductDecoder, MLPDecoder
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
+from flax_layers.point_layers import (
+    CFConv,
+    EGNNConv,
+    PaiNNConv,
+    PointNetConv,
+    PointTransformerConv,
+)
+from flax_layers.program_conv import ProgramConv, ProgramModel, axes, dense
 from flax_layers.readout import (
     AttentionReadout,
     GINClassifier,
@@ -50,6 +72,7 @@ from flax_layers.readout import (
     jumping_knowledge,
     readout,
 )
+from flax_layers.relation_layers import FiLMConv, RGINConv, SimpleHGN, SimpleHGNConv
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.tabular import DatabaseModel, TableEncoder
@@ -71,33 +94,47 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GINE",
     "HGNN",
     "HGNNP",
     "HGT",
     "MLP",
+    "PNA",
     "RGAT",
     "RGCN",
     "SAGE",
     "VGAE",
+    "AGNNConv",
     "AllDeepSets",
     "AllDeepSetsConv",
     "AllSetTransformer",
     "AllSetTransformerConv",
     "AttentionOptions",
     "AttentionReadout",
+    "CFConv",
+    "CGConv",
     "CompGCN",
     "CompGCNConv",
     "ComplEx",
     "ConvE",
     "DatabaseModel",
     "DistMult",
+    "EGNNConv",
+    "EdgeConv",
+    "FAConv",
+    "FiLMConv",
     "GATConv",
     "GATv2",
     "GATv2Conv",
     "GCNConv",
+    "GENConv",
     "GINBlock",
     "GINClassifier",
     "GINConv",
+    "GINEConv",
+    "GMMConv",
+    "GatedGCN",
+    "GatedGCNConv",
     "GraphClassifier",
     "GraphLayerNorm",
     "GraphNorm",
@@ -116,13 +153,26 @@ __all__ = [
     "LinkPredictor",
     "LinkRanking",
     "MLPDecoder",
+    "NNConv",
     "NodeBatchNorm",
+    "PDNConv",
+    "PNAConv",
+    "PaiNNConv",
     "PairNorm",
+    "PointNetConv",
+    "PointTransformerConv",
+    "ProgramConv",
+    "ProgramModel",
     "RGATConv",
     "RGCNConv",
+    "RGINConv",
+    "ResGatedGraphConv",
     "SAGEConv",
     "Set2Set",
+    "SimpleHGN",
+    "SimpleHGNConv",
     "Stack",
+    "SuperGATConv",
     "TableEncoder",
     "TopKReadout",
     "TransformerConv",
@@ -135,6 +185,8 @@ __all__ = [
     "UniGINConv",
     "UniSAGE",
     "UniSAGEConv",
+    "axes",
+    "dense",
     "edge_metrics",
     "gcn_norm",
     "jumping_knowledge",

@@ -310,7 +310,8 @@ class Stack(LinearOptions):
     ) -> list[tuple[Any, tuple[object, ...], dict[str, object]]]:
         """Return graph and arguments of each convolution's call, which differ for blocks only."""
         structure = self.convolution.structure
-        if not isinstance(graph, Blocks) or not issubclass(structure, AnyGraph):
+        takes_blocks = structure is AnyGraph or issubclass(structure, AnyGraph)
+        if not (isinstance(graph, Blocks) and takes_blocks):
             check_structure("graph", graph, self.convolution)
             return [(graph, arguments, named)] * self.num_layers
         if len(graph.graphs) != self.num_layers:

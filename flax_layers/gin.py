@@ -114,15 +114,7 @@ class GINConv(GINOptions, Convolution):
             if self.mlp_norm:
                 self.batch_norm = make_norm(width, factory)
         else:
-            check_callable("mlp", mlp)
-            if self.mlp_features is not None or self.mlp_norm is not None:
-                raise ValueError(
-                    "mlp_features and mlp_norm must be None with an mlp, which has its own, got "
-                    f"{self.mlp_features} and {self.mlp_norm!r}"
-                )
-            if not isinstance(mlp, nnx.Module):
-                mlp = mlp(self.in_features, self.out_features, factory.rngs)
-                check_instance("mlp(in_features, out_features, rngs)", mlp, nnx.Module)
+            mlp = users_mlp(self, self.in_features, factory)
         self.mlp = nnx.data(mlp)
         self.learned_eps = factory.scalar(self.eps) if self.learn_eps else nnx.data(None)
 
@@ -169,17 +161,11 @@ class GINConv(GINOptions, Convolution):
         def aggregate(x: Array, **options: Any) -> Array:
             return sum_with_self(graph, x, weight, 1 + eps, **options)
 
-        self._check_statistics(graph, mask, deterministic)
+        check_statistics(self, self.mlp, graph, mask, deterministic)
         if self.mlp is not None:
             rows = as_array("x", check_sources(graph, x, self.in_features))
             (rows,) = promote((rows,), self.dtype)
-            options = {"mask": mask, **dropout_arguments(deterministic, rngs)}
-            names = inspect.signature(self.mlp).parameters
-            y = self.mlp(aggregate(rows), **{k: v for k, v in options.items() if k in names})
-            if y.shape[-1:] != (self.out_features,):
-                raise ValueError(
-                    f"mlp must return out_features = {self.out_features}, got shape {y.shape}"
-                )
+            y = apply_mlp(self.mlp, aggregate(rows), self.out_features, mask, deterministic, rngs)
             return finished(y, None, activation)
         x, kernel, bias = self._operands(x, graph)
         first: Activation | None = None if self.batch_norm is not None else "relu"
@@ -189,25 +175,59 @@ class GINConv(GINOptions, Convolution):
             hidden = jax.nn.relu(hidden)
         return linear(self.output, hidden, activation)
 
-    def _check_statistics(
-        self, graph: Graph, mask: Array | None, deterministic: bool | None
-    ) -> None:
-        """Raise ValueError where a batch norm would take statistics that are wrong."""
-        takes = {"mask", "deterministic"}
-        if self.mlp is not None:
-            takes &= inspect.signature(self.mlp).parameters.keys()
-        if not isinstance(graph, Part) and (mask is None or "mask" in takes):
-            return
-        for _, module in nnx.iter_modules(self):
-            if isinstance(module, NodeBatchNorm | nnx.BatchNorm):
-                # Modules whose call has no `deterministic` keep their own mode.
-                is_given = deterministic is not None and "deterministic" in takes
-                if not (deterministic if is_given else module.use_running_average):
-                    raise ValueError(
-                        "batch norms must use running statistics, by eval(), where graph is a "
-                        "device's part, or node_mask is given for an mlp whose call has no mask, "
-                        f"got {described(graph)} and {described(self.mlp)}"
-                    )
+
+def users_mlp(layer: Any, in_features: int, factory: ParameterFactory) -> nnx.Module:
+    """Return the module of the option `mlp` of a layer, made if it is a function."""
+    mlp: Any = layer.mlp
+    check_callable("mlp", mlp)
+    if layer.mlp_features is not None or layer.mlp_norm is not None:
+        raise ValueError(
+            "mlp_features and mlp_norm must be None with an mlp, which has its own, got "
+            f"{layer.mlp_features} and {layer.mlp_norm!r}"
+        )
+    if not isinstance(mlp, nnx.Module):
+        mlp = mlp(in_features, layer.out_features, factory.rngs)
+    check_instance("mlp(in_features, out_features, rngs)", mlp, nnx.Module)
+    module: nnx.Module = mlp
+    return module
+
+
+def apply_mlp(
+    mlp: Any,
+    x: Array,
+    out_features: int,
+    mask: Array | None,
+    deterministic: bool | None,
+    rngs: DropoutKeys,
+) -> Array:
+    """Apply a perceptron to rows, with those arguments that its call names."""
+    options = {"mask": mask, **dropout_arguments(deterministic, rngs)}
+    names = inspect.signature(mlp).parameters
+    y: Array = mlp(x, **{k: v for k, v in options.items() if k in names})
+    if y.shape[-1:] != (out_features,):
+        raise ValueError(f"mlp must return out_features = {out_features}, got shape {y.shape}")
+    return y
+
+
+def check_statistics(
+    layer: nnx.Module, mlp: Any, graph: Graph, mask: Array | None, deterministic: bool | None
+) -> None:
+    """Raise ValueError where a batch norm of a layer would take statistics that are wrong."""
+    takes = {"mask", "deterministic"}
+    if mlp is not None:
+        takes &= inspect.signature(mlp).parameters.keys()
+    if not isinstance(graph, Part) and (mask is None or "mask" in takes):
+        return
+    for _, module in nnx.iter_modules(layer):
+        if isinstance(module, NodeBatchNorm | nnx.BatchNorm):
+            # Modules whose call has no `deterministic` keep their own mode.
+            is_given = deterministic is not None and "deterministic" in takes
+            if not (deterministic if is_given else module.use_running_average):
+                raise ValueError(
+                    "batch norms must use running statistics, by eval(), where graph is a "
+                    "device's part, or node_mask is given for an mlp whose call has no mask, "
+                    f"got {described(graph)} and {described(mlp)}"
+                )
 
 
 class GIN(GINOptions, Stack):

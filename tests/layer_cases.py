@@ -12,7 +12,7 @@ from flax import nnx
 from op_spec import random_like, slope
 
 import flax_layers as layers
-from jax_gnn import Batch, Graph, HeteroGraph, Hypergraph, RelationalGraph
+from jax_gnn import Batch, Edge, Graph, HeteroGraph, Hypergraph, Node, RelationalGraph
 from jax_gnn.sampling import sample_neighbors
 
 
@@ -271,6 +271,22 @@ def queries(decoder, subjects, relations) -> Any:
     return decoder(subjects, relations)
 
 
+def attention(
+    g: Any,
+    x_src: Node,
+    x_dst: Node,
+    edge_features: Edge,
+    *,
+    key: Any = layers.dense("src", "heads"),
+    value: Any = layers.axes("src", "out"),
+    edge_kernel: Any = layers.axes("edge", "heads"),
+    dropout: Any,
+) -> Any:
+    """Program of a user: attention of as many heads as features."""
+    score = g.src(key(x_src)) + jnp.tanh(g.dst(x_dst)).sum(-1) + edge_features @ edge_kernel
+    return g.sum(dropout(g, g.softmax(score)).sum(-1) * g.src(x_src @ value))
+
+
 # One case or more for each public layer, with options that take other paths in kernels.
 DROPS = {"attention_dropout_rate": 0.5}
 OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_in_features": 3}
@@ -300,6 +316,70 @@ LAYERS = {
     "GraphTransformer-attr": layer_case(
         layers.GraphTransformer, GRAPH, options=WITH_ATTR, edge_features=ATTR
     ),
+    "ProgramModel": layer_case(
+        layers.ProgramModel,
+        GRAPH,
+        options={"function": attention, "widths": {"heads": 2}, "edge_dropout_rate": 0.5}
+        | WITH_ATTR,
+        edge_features=ATTR,
+    ),
+    "GINE": layer_case(
+        layers.GINE, GRAPH, options=EPS | WITH_ATTR | {"mlp_features": 16}, edge_features=ATTR
+    ),
+    "GINE-norm": layer_case(
+        layers.GINE, GRAPH, options={"mlp_norm": "batch_norm", **WITH_ATTR}, edge_features=ATTR
+    ),
+    "GatedGCN": layer_case(layers.GatedGCN, GRAPH, options=WITH_ATTR, edge_features=ATTR),
+    "PNA": layer_case(layers.PNA, GRAPH, options={"degree_histogram": (2, 3, 1), "towers": 1}),
+    "PNA-attr": layer_case(
+        layers.PNA, GRAPH, options={"degree_histogram": (2, 3, 1), **WITH_ATTR}, edge_features=ATTR
+    ),
+    **{
+        name: layer_case(getattr(layers, name), GRAPH, options=options, **named)
+        for name, options, named in (
+            ("ResGatedGraphConv", WITH_ATTR, {"edge_features": ATTR}),
+            ("EdgeConv", {"mlp_features": 3}, {}),
+            ("NNConv", WITH_ATTR, {"edge_features": ATTR}),
+            ("CGConv", {"out_features": WIDTH, **WITH_ATTR}, {"edge_features": ATTR}),
+            ("GENConv", WITH_ATTR, {"edge_features": ATTR}),
+        )
+    },
+    "SimpleHGN": layer_case(
+        layers.SimpleHGN, RELATIONAL, options=OF_RELATIONS | DROPS | {"heads": 2, "num_layers": 3}
+    ),
+    "FiLMConv": layer_case(layers.FiLMConv, RELATIONAL, options=OF_RELATIONS),
+    "RGINConv": layer_case(layers.RGINConv, RELATIONAL, options=OF_RELATIONS),
+    "CFConv": layer_case(
+        layers.CFConv, GRAPH, options=WITH_ATTR, edge_features=ATTR, distance=OF_EDGES
+    ),
+    "EGNNConv": layer_case(layers.EGNNConv, GRAPH, pos=numbers(SIZE, 3)),
+    "PaiNNConv": layer_case(
+        layers.PaiNNConv,
+        GRAPH,
+        options={"out_features": WIDTH},
+        vectors=numbers(SIZE, 3, WIDTH),
+        pos=np.random.default_rng(0).normal(size=(SIZE, 3)),
+    ),
+    "AGNNConv": layer_case(layers.AGNNConv, GRAPH, options={"out_features": WIDTH}),
+    "FAConv": layer_case(
+        layers.FAConv, GRAPH, options={"out_features": WIDTH, **DROPS}, x0=numbers(SIZE, WIDTH)
+    ),
+    "GMMConv": layer_case(
+        layers.GMMConv, GRAPH, options={"kernel_size": 2, **WITH_ATTR}, edge_features=ATTR
+    ),
+    "PDNConv": layer_case(layers.PDNConv, GRAPH, options=WITH_ATTR, edge_features=ATTR),
+    **{
+        f"SuperGATConv-{kind}": layer_case(
+            layers.SuperGATConv, GRAPH, options={"attention_type": kind, "heads": 2, **DROPS}
+        )
+        for kind in ("MX", "SD")
+    },
+    **{
+        kind.__name__: layer_case(
+            kind, GRAPH, options={"add_self_loops": True}, pos=numbers(SIZE, 3)
+        )
+        for kind in (layers.PointNetConv, layers.PointTransformerConv)
+    },
     "HGNN": layer_case(
         layers.HGNN, HYPERGRAPH, options={"num_hyperedges": SIZE}, hyperedge_weight=OF_HYPEREDGES
     ),

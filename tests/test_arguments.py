@@ -54,7 +54,8 @@ MODEL_SIZES = CONV_SIZES | {
 }
 GRAPH_CALL = {"graph": GRAPH, "x": X}
 HYPERGRAPH_CALL = {"hypergraph": HYPERGRAPH, "x": X}
-ATTENTION_SIZES = CONV_SIZES | {"edge_in_features": F}
+EDGE_SIZE = {"edge_in_features": F}
+ATTENTION_SIZES = CONV_SIZES | EDGE_SIZE
 ATTENTION_CALL = GRAPH_CALL | {"edge_features": EDGE_FEATURES}
 FUSED_CALL = HYPERGRAPH_CALL | {"activation": "relu"}
 HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
@@ -205,6 +206,96 @@ MODELS += [
         (flax_layers.CompGCN, MODEL_SIZES, {}),
     )
 ]
+
+
+def mean(g: Any, x_src: jax_gnn.Node, edge_features: jax_gnn.Edge, *, w: Any = None) -> Any:
+    return g.mean(g.src(x_src).sum() + edge_features)
+
+
+# Layers of programs.
+PROGRAM = {"function": mean, "widths": {"hidden": 3}, "edge_dropout_rate": 0.5}
+HISTOGRAM = {"degree_histogram": [1, 2]}
+PNA_OPTIONS = {"reductions": ("std", "sum"), "scalers": ("linear",), "towers": 1}
+PNA_OPTIONS |= {"divide_input": False, "pre_layers": 1, "post_layers": 1}
+GATES: dict[str, Any] = {"reduce": "max", "mlp_features": 3, "self_weight": True}
+LENGTHS = ATTENTION_CALL | {"distance": EDGE_WEIGHT}
+GEN = {"reduce": "softmax", "t": 1.0, "p": 1.0, "learn_t": True, "learn_p": False}
+GEN |= {"msg_norm": True, "learn_msg_scale": True, "mlp_layers": 1, "expansion": 1, "eps": 1e-7}
+MODELS += [
+    (getattr(flax_layers, name), sizes | EDGE_SIZE, options, ATTENTION_CALL)
+    for name, sizes, options in (
+        ("ProgramConv", CONV_SIZES | PROGRAM, {}),
+        ("ProgramModel", MODEL_SIZES | PROGRAM, {}),
+        ("GINEConv", CONV_SIZES, {"mlp_features": 2, "eps": 0.0, "edge_map": True}),
+        ("GINE", MODEL_SIZES, {}),
+        ("ResGatedGraphConv", CONV_SIZES, {"self_weight": True}),
+        ("GatedGCNConv", CONV_SIZES, {"residual": True}),
+        ("GatedGCN", MODEL_SIZES, {"residual": True}),
+        ("NNConv", CONV_SIZES, GATES),
+        ("CGConv", CONV_SIZES | {"out_features": F}, {"reduce": "max"}),
+        ("PNAConv", CONV_SIZES | HISTOGRAM, PNA_OPTIONS),
+        ("PNA", MODEL_SIZES | HISTOGRAM, {}),
+        ("GENConv", CONV_SIZES, GEN),
+    )
+]
+POINTS = np.ones((N, 3), np.float32)
+LOOPS = {"add_self_loops": True}
+SAME = CONV_SIZES | {"out_features": F}
+OF_RELATIONS = {"num_relations": 2}
+HGN = HEADS | {"beta": 0.1, "residual": True, "relation_features": 2}
+MODELS += [
+    (flax_layers.CFConv, CONV_SIZES | EDGE_SIZE, {"mlp_features": 3, "cutoff": 1.0}, LENGTHS),
+    (
+        flax_layers.EGNNConv,
+        CONV_SIZES | EDGE_SIZE,
+        {"mlp_features": 3, "dimensions": 3, "residual": True, "unit_differences": True},
+        ATTENTION_CALL | {"pos": POINTS},
+    ),
+    (
+        flax_layers.PaiNNConv,
+        CONV_SIZES | {"out_features": F},
+        {"num_basis": 3, "cutoff": 1.0},
+        GRAPH_CALL | {"vectors": np.ones((N, 3, F), np.float32), "pos": POINTS},
+    ),
+    *(
+        (getattr(flax_layers, name), sizes | OF_RELATIONS, options, {"graph": RELATIONAL, "x": X})
+        for name, sizes, options in (
+            ("SimpleHGNConv", CONV_SIZES, HGN),
+            ("SimpleHGN", MODEL_SIZES, {"l2_normalize": True}),
+            ("FiLMConv", CONV_SIZES, {"reduce": "sum"}),
+            ("RGINConv", CONV_SIZES, {"mlp_features": 3, "self_weight": True}),
+        )
+    ),
+]
+POINT = LOOPS | {"mlp_features": 3, "dimensions": 3}
+MODELS += [
+    (getattr(flax_layers, name), sizes, options, call)
+    for name, sizes, options, call in (
+        ("AGNNConv", SAME, LOOPS | {"learn_beta": True}, GRAPH_CALL),
+        ("SuperGATConv", CONV_SIZES, HEADS | LOOPS | {"attention_type": "SD"}, GRAPH_CALL),
+        ("FAConv", SAME, LOOPS | {"eps": 0.1}, GRAPH_CALL | {"x0": X, "node_scale": NODE_WEIGHT}),
+        (
+            "GMMConv",
+            ATTENTION_SIZES | {"kernel_size": 2},
+            {"reduce": "sum", "self_weight": True},
+            ATTENTION_CALL,
+        ),
+        (
+            "PDNConv",
+            ATTENTION_SIZES,
+            LOOPS | {"mlp_features": 3, "normalization": None},
+            ATTENTION_CALL,
+        ),
+        ("PointNetConv", CONV_SIZES, POINT, GRAPH_CALL | {"pos": POINTS}),
+        (
+            "PointTransformerConv",
+            CONV_SIZES,
+            POINT | {"attention_mlp": True},
+            GRAPH_CALL | {"pos": POINTS},
+        ),
+    )
+]
+MODELS.append((flax_layers.EdgeConv, CONV_SIZES, {"reduce": "max", "mlp_features": 3}, GRAPH_CALL))
 
 NODE_FEATURES, IN_FEATURES = {"num_features": F}, {"in_features": F}
 BATCH_CALL = {"batch": Batch.from_edges([[SRC, DST]], [N]), "x": X}
@@ -430,11 +521,15 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 CALLS = {**ops.CALLS, **{name: Call(*call) for name, call in LAYERS.items()}}
 # Objects that these arguments do take.
 TAKEN = {
+    *((f"{name} made", "widths", "a dict") for name in ("ProgramConv", "ProgramModel")),
     ("HeteroLinear made", "in_features", "a dict"),
     ("HeteroModel made", "in_features", "a dict"),
     ("LinkPredictor made", "encoder", "None"),
+    ("PDNConv made", "normalization", "None"),
     ("NodeBatchNorm called", "batch", "None"),
 }
+WITH_EDGES = "ProgramConv", "GINEConv", "ResGatedGraphConv", "GatedGCNConv", "NNConv", "CGConv"
+WITH_EDGES += "PNAConv", "GENConv", "CFConv", "EGNNConv"
 # Arguments that this layer needs, though their default is None.
 NEEDED = {
     *((f"{name} called", "x") for name in ("RGCNConv", "RGCN")),
@@ -442,6 +537,7 @@ NEEDED = {
         (f"{name} called", "edge_features")
         for name in ("GATConv", "GATv2Conv", "TransformerConv", "RGATConv")
     ),
+    *((f"{name} called", "edge_features") for name in WITH_EDGES),
 }
 # Faults of layers' options and operands, beside objects.
 SIZE_FAULTS: list[Bad] = [("0", lambda x: 0), ("-1", lambda x: -1)]
@@ -467,7 +563,7 @@ LAYER_FAULTS: dict[str, list[Bad]] = {
     **dict.fromkeys(("edge_weight", "hyperedge_weight", "node_scale"), WEIGHT_FAULTS),
     **{"incidence_weight": ROW_FAULTS, "lamda": SIZE_FAULTS, "alpha": RATE_FAULTS},
     **dict.fromkeys(
-        ("x", "x0", "edge_features", "hyperedge_features", "relations"), FEATURE_FAULTS
+        ("x", "x0", "pos", "edge_features", "hyperedge_features", "relations"), FEATURE_FAULTS
     ),
 }
 
@@ -518,6 +614,7 @@ def test_all_public_functions_are_covered() -> None:
     # See test_flax_gin.py, test_flax_to_hetero.py, test_flax_links.py and test_flax_databases.py.
     of_layers = {"AttentionOptions", "LinearOptions", "Stack", "MLP", "to_hetero", "HeteroStack"}
     of_layers |= {"MLPDecoder", "InnerProductDecoder", "TableEncoder", "DatabaseModel"}
+    of_layers |= {"axes", "dense"}  # see test_flax_program_layers.py
     assert set(flax_layers.__all__) - of_layers <= subjects
 
 

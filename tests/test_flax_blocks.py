@@ -52,6 +52,8 @@ CASES = {
     "SAGE-max": Case(layers.SAGE, {"reduce": "max", "project": True}),
     "GAT": Case(layers.GAT, {"heads": 2, "edge_in_features": 3}, "edge_features"),
     "GATv2": Case(layers.GATv2, {"heads": 2, "edge_in_features": 3}, "edge_features"),
+    "GINE": Case(layers.GINE, {"edge_in_features": 3}, "edge_features"),
+    "PNA": Case(layers.PNA, {"degree_histogram": (2, 3, 1)}),
     "GATv2-shared": Case(layers.GATv2, {"share_weights": True}),
     "GraphTransformer": Case(layers.GraphTransformer, {"heads": 2, "gated": True}),
     "RGCN": Case(layers.RGCN, OF_RELATIONS),

@@ -17,6 +17,7 @@ from sorted_rows import unsorted_ops
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 
 RELATIONS = 3
+OF_NODES = "pos", "vectors", "x0"  # named operands with a row for each node
 KINDS = {
     id(GRAPH): "graph",
     id(HYPERGRAPH): "hypergraph",
@@ -100,7 +101,8 @@ class Problem:
         self.features = rng.normal(size=(nodes, *case.operands[0].shape[1:]))
         self.ct = rng.normal(size=(*self.features.shape[:-1], options["out_features"]))
         lengths = {"relations": sizes["num_relations"], "edge": len(self.edges.src)}
-        lengths |= {"incidence": lengths["edge"], "hyperedge": nodes}
+        lengths |= dict.fromkeys(("incidence", "distance"), lengths["edge"])
+        lengths |= dict.fromkeys(("hyperedge", *OF_NODES), nodes)
         self.named = {
             name: rng.uniform(0.5, 2, (lengths[name.split("_")[0]], *value.shape[1:]))
             for name, value in case.named.items()
@@ -110,10 +112,10 @@ class Problem:
         """Return the differentiated operands; any sum would show the garbage in padding."""
         x = self._filled(self.features, container.num_nodes, garbage)
         edges = container.graph if isinstance(container, Hypergraph) else container
+        sizes = dict.fromkeys(("edge", "incidence", "distance"), edges.num_edges)
+        sizes |= dict.fromkeys(OF_NODES, container.num_nodes)
         named = {
-            name: self._filled(value, edges.num_edges, garbage)
-            if name[:4] in ("edge", "inci")
-            else value
+            name: self._filled(value, sizes.get(name.split("_")[0], len(value)), garbage)
             for name, value in self.named.items()
         }
         return self.params, x, named

@@ -486,6 +486,8 @@ MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "gat": (flax_layers.GAT, {"heads": 2}),
     "gatv2": (flax_layers.GATv2, {"heads": 2, "share_weights": True}),
     "transformer": (flax_layers.GraphTransformer, {"heads": 2, "gated": True}),
+    "gine": (flax_layers.GINE, {}),
+    "pna": (flax_layers.PNA, {"degree_histogram": (2, 3, 1)}),
 }
 
 
@@ -503,6 +505,7 @@ RELATIONAL: dict[str, tuple[type[Any], dict[str, Any]]] = {
         {"heads": 2, "softmax": "within", "attention": "multiplicative", "edge_in_features": 2},
     ),
     "hgt": (flax_layers.HGT, {"heads": 2}),
+    "simplehgn": (flax_layers.SimpleHGN, {"heads": 2}),
     "hgt of types": (flax_layers.HGT, {"heads": 2, "node_types": (*TYPES,)}),
     "hgt of widths": (flax_layers.HGT, {"heads": 2, "node_types": (*TYPES,)}),
 }

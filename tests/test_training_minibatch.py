@@ -22,9 +22,11 @@ from flax_layers.training import (
     GCNConfig,
     GINConfig,
     HGTConfig,
+    PNAConfig,
     RGATConfig,
     RGCNConfig,
     SAGEConfig,
+    SimpleHGNConfig,
     load_checkpoint,
     minibatch,
     neighborhoods,
@@ -49,11 +51,13 @@ MODELS = [
     (GINConfig, make_graph_dataset),
     (SAGEConfig, make_graph_dataset),
     (GATConfig, make_graph_dataset),
+    (PNAConfig, make_graph_dataset),
     (RGCNConfig, make_relational_dataset),
     (RGATConfig, make_relational_dataset),
     (HGTConfig, make_relational_dataset),
     (RGCNConfig, make_typed_dataset),
     (HGTConfig, make_typed_dataset),
+    (SimpleHGNConfig, make_typed_dataset),
 ]
 
 

@@ -11,6 +11,7 @@ from flax_layers.training.config.graphs import (
     GINGraphConfig,
     GraphsConfig,
     GraphTransformerConfig,
+    PNAConfig,
     SAGEConfig,
     SAGEGraphConfig,
 )
@@ -35,7 +36,12 @@ from flax_layers.training.config.links import (
     SAGELinkConfig,
 )
 from flax_layers.training.config.nodes import TrainConfig
-from flax_layers.training.config.relations import HGTConfig, RGATConfig, RGCNConfig
+from flax_layers.training.config.relations import (
+    HGTConfig,
+    RGATConfig,
+    RGCNConfig,
+    SimpleHGNConfig,
+)
 from flax_layers.training.data import check_dataset, node_features
 from flax_layers.training.links import (
     LINK_RECIPES,
@@ -82,6 +88,7 @@ __all__ = [
     "LinkRecipe",
     "LinkReport",
     "LinkResult",
+    "PNAConfig",
     "Predictor",
     "Preprocessing",
     "RGATConfig",
@@ -92,6 +99,7 @@ __all__ = [
     "SAGEConfig",
     "SAGEGraphConfig",
     "SAGELinkConfig",
+    "SimpleHGNConfig",
     "TrainConfig",
     "TrainResult",
     "TrainedLinks",

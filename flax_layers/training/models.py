@@ -15,6 +15,7 @@ from flax_layers import (
     HGNN,
     HGNNP,
     HGT,
+    PNA,
     RGAT,
     RGCN,
     SAGE,
@@ -25,6 +26,7 @@ from flax_layers import (
     GraphClassifier,
     GraphTransformer,
     HypergraphAttention,
+    SimpleHGN,
     UniGAT,
     UniGCNII,
     UniGIN,
@@ -105,6 +107,17 @@ def _relational_options(
     return _options(config, graph) | sizes
 
 
+def _pna_options(config: graphs.PNAConfig, graph: Graph) -> dict[str, object]:
+    degrees = np.asarray(graph.in_degrees())
+    return _options(config, graph) | {"degree_histogram": np.bincount(degrees).tolist()}
+
+
+def _simple_hgn_options(
+    config: relations.SimpleHGNConfig, graph: RelationalGraph
+) -> dict[str, object]:
+    return _options(config, graph) | {"num_relations": graph.num_relations}
+
+
 def _hgt_options(config: relations.HGTConfig, graph: RelationalGraph) -> dict[str, object]:
     options = _options(config, graph) | {"num_relations": graph.num_relations}
     if graph.node_type_names is None:
@@ -165,6 +178,8 @@ _OPTIONS: dict[type[nnx.Module], Options] = {
     RGCN: _relational_options,
     RGAT: _relational_options,
     HGT: _hgt_options,
+    PNA: _pna_options,
+    SimpleHGN: _simple_hgn_options,
     GraphClassifier: _classifier_options,
 }
 
@@ -212,6 +227,7 @@ RECIPES = (
             graphs.GATConfig: GAT,
             graphs.GATv2Config: GATv2,
             graphs.GraphTransformerConfig: GraphTransformer,
+            graphs.PNAConfig: PNA,
         },
         GraphDataset,
         load_graph,
@@ -235,6 +251,7 @@ RECIPES = (
             relations.RGCNConfig: RGCN,
             relations.RGATConfig: RGAT,
             relations.HGTConfig: HGT,
+            relations.SimpleHGNConfig: SimpleHGN,
         },
         RelationalDataset,
         load_relational,

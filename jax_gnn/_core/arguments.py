@@ -9,8 +9,8 @@ import operator
 import reprlib
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
-from typing import Any, TypeVar, cast
+from types import ModuleType, UnionType
+from typing import Any, TypeVar, cast, get_args
 
 import jax
 import jax.export
@@ -529,10 +529,11 @@ def check_container(name: str, value: Any, kind: type[C]) -> C:
     return cast(C, value.check(name))
 
 
-def check_instance(name: str, value: Any, kind: type) -> None:
-    """Raise an error unless the value is an object of a class of this library."""
+def check_instance(name: str, value: Any, kind: type | UnionType) -> None:
+    """Raise an error unless the value is an object of a class, or of one of several."""
     if not isinstance(value, kind):
-        expected = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        kinds = get_args(kind) or (kind,)
+        expected = " or ".join(f"{k.__module__.partition('.')[0]}.{k.__name__}" for k in kinds)
         is_array = isinstance(value, jax.Array | np.ndarray)
         got = described(value) if is_array else type(value).__name__
         # Classes that hold a graph are recognized by name, as their modules import this one.

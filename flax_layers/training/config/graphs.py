@@ -121,6 +121,17 @@ class GraphTransformerConfig(GATConfig):
     gated: bool = setting(False, "model", "a gate weighs the skip connection against the messages")
 
 
+class PNAConfig(SampledConfig):
+    """Settings of a `flax_layers.PNA`, whose mean degrees are those of the training's graph."""
+
+    model: ClassVar[str] = "pna"
+    title: ClassVar[str] = "principal neighbourhood aggregation (PNA, Corso et al. 2020)"
+    sums: ClassVar[bool] = True
+
+    feature_normalization: FeatureNormalization = "auto"
+    towers: int = setting(1, "model", "towers that share the features of each layer", COUNT)
+
+
 class GraphsConfig(TrainConfig):
     """Settings of every training on many graphs; defaults as in GIN's paper."""
 

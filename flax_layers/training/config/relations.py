@@ -92,6 +92,20 @@ class RGATConfig(_TypedConfig):
     num_bases: int = setting(0, "model", _BASES_HELP, WHOLE, flag="--bases")
 
 
+class SimpleHGNConfig(_TypedConfig):
+    """Settings of a `flax_layers.SimpleHGN`, after a linear map for each type of nodes."""
+
+    model: ClassVar[str] = "simplehgn"
+    title: ClassVar[str] = "simple heterogeneous graph network (Simple-HGN, Lv et al. 2021)"
+    epochs: int = 300
+    weight_decay: float = 1e-4
+    learning_rate: float = 5e-4
+    attention_dropout_rate: float = setting(0.5, "model", "dropout of attention weights", RATE)
+    relation_features: int = setting(64, "model", "features of a relation's embedding", COUNT)
+    beta: float = setting(0.05, "model", "share of the previous layer's attention", RATE)
+    l2_normalize: bool = setting(False, "model", "divide each row of results by its norm")
+
+
 class HGTConfig(_TypedConfig):
     """Settings of a `flax_layers.HGT`, after a linear map for each type of nodes."""
 

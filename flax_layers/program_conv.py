@@ -1,0 +1,674 @@
+"""Convolutions whose message passing is a program, `jax_gnn.program`, with parameters by shape.
+
+The signature of the program's function declares all: arguments that are annotated as rows of nodes
+or edges are inputs of the call, all others parameters, dropout or options of the layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+
+from flax_layers._base import (
+    AnyGraph,
+    DropoutKeys,
+    NodeFeatures,
+    Sizes,
+    Stack,
+    check_destinations_are_sources,
+    check_positive,
+    check_rates,
+    destination_rows,
+    endpoint_sizes,
+    num_rows,
+    parameter_value,
+    promoted_dtype,
+    source_rows,
+)
+from flax_layers._declaration import LinearOptions, ParameterFactory
+from flax_layers.relational import check_relations
+from jax_gnn import Edge, Graph, Node, RelationalGraph, program
+from jax_gnn.extend import (
+    as_array,
+    check_callable,
+    check_choice,
+    check_finite,
+    check_flag,
+    check_instance,
+    described,
+)
+
+Reduction = Literal["sum", "mean", "max", "min"]
+Widths = Mapping[str, int | None]
+Width = str | int | tuple[str | int, ...]
+
+
+# --- Declarations in the signature of a program --------------------------------------------------
+
+
+class Axes(NamedTuple):
+    """Shape of a parameter or of an input's row, see `axes`."""
+
+    widths: tuple[Width, ...]
+    init: Any = None
+    when: str | None = None
+    exact: bool = False
+    optional: bool = False
+
+    def shape(self, name: str, widths: Widths) -> tuple[int, ...] | None:
+        """Return the sizes of the axes; None if one of them is absent, such as "edge"."""
+        sizes: list[int] = []
+        for width in self.widths:
+            parts = [_size(name, part, widths) for part in _parts(width)]
+            if parts == [None]:
+                return None
+            sizes.append(sum(part or 0 for part in parts))
+        return tuple(sizes)
+
+    def make(self, name: str, layer: Any, factory: ParameterFactory, widths: Widths) -> Any:
+        """Return the parameter, or None where the layer has none."""
+        shape = self.shape(name, widths)
+        if shape is None or not (self.when is None or getattr(layer, self.when)):
+            return nnx.data(None)
+        init = getattr(layer, self.init) if isinstance(self.init, str) else self.init
+        if init is None and len(shape) == 1:
+            return factory.bias(*shape)
+        if init is None or callable(init):
+            return factory.kernel(*shape, init=init)
+        return nnx.Param(jnp.full(shape, init, factory.param_dtype))
+
+
+class DenseAxes(NamedTuple):
+    """Widths of linear maps, see `dense`."""
+
+    widths: tuple[Width, ...]
+    activation: Callable[[Array], Array]
+    use_bias: bool | str | None
+    layers: str | None
+    copies: str | None
+    when: str | None
+
+    def make(self, name: str, layer: Any, factory: ParameterFactory, widths: Widths) -> Any:
+        """Return a perceptron or several as lists of linear maps, or None if there is none."""
+        sizes = Axes(self.widths).shape(name, widths)
+        if sizes is None or not (self.when is None or getattr(layer, self.when)):
+            return nnx.data(None)
+        if self.layers is not None:
+            sizes += sizes[-1:] * (getattr(layer, self.layers) - len(sizes) + 1)
+        use_bias = self.use_bias
+        if isinstance(use_bias, str):
+            use_bias = getattr(layer, use_bias)
+        copies = 1 if self.copies is None else getattr(layer, self.copies)
+        perceptrons = [
+            nnx.List([factory.linear(*pair, use_bias=use_bias) for pair in pairwise(sizes)])
+            for _ in range(copies)
+        ]
+        return perceptrons[0] if self.copies is None else nnx.List(perceptrons)
+
+    def value(self, maps: Any) -> Any:
+        """Return what the program gets: a `Perceptron`, or a list of them."""
+        if self.copies is not None:
+            return [self._replace(copies=None).value(perceptron) for perceptron in maps]
+        parts = [(layer.kernel[...], parameter_value(layer.bias)) for layer in maps]
+        return Perceptron(parts, self.activation)
+
+
+def axes(
+    *widths: Width,
+    init: Any = None,
+    when: str | None = None,
+    exact: bool = False,
+    optional: bool = False,
+) -> Any:
+    """Declare the shape of an argument of a program: of a parameter, or of an input's rows.
+
+    Args:
+        *widths: Size of each axis: a number, or a name of one. Names are "src" and "dst", the
+            features of sources and destinations, "edge", "out", and those of the layer's `widths`.
+            A tuple is their sum, the width of a concatenation. Without "edge", features of edges
+            and parameters with such an axis are None.
+        init: Initial value of a parameter: a number, an initializer, or the name of the layer's
+            attribute that holds one. None means that vectors are biases, and absent from layers
+            without biases, and that the last two axes of others are a kernel.
+        when: Name of the layer's attribute without which the parameter is None.
+        exact: Whether an input keeps 32 bits at least where the layer computes in fewer, as
+            positions do whose differences count.
+        optional: Whether an input of edges may be left out of a call, and then is None.
+
+    Returns:
+        A default value that `ProgramConv` replaces.
+
+    Example:
+        >>> def linear(g, x_src: Node, *, w=axes("src", "out"), scale=axes(init=0.5)):
+        ...     return scale * g.sum(g.src(x_src @ w))
+        >>> ProgramConv(4, 8, function=linear, rngs=nnx.Rngs(0)).scale[...]
+        Array(0.5, dtype=float32)
+    """
+    return Axes(widths, init, when, exact, optional)
+
+
+def dense(
+    *widths: Width,
+    activation: Callable[[Array], Array] | None = None,
+    use_bias: bool | str | None = None,
+    layers: str | None = None,
+    copies: str | None = None,
+    when: str | None = None,
+) -> Any:
+    """Declare an argument of a program that is a linear map or a perceptron, called with rows.
+
+    Args:
+        *widths: Features of the input, of each hidden layer and of the output, as in `axes`.
+        activation: Function between two maps; None means ReLU.
+        use_bias: Whether maps have biases, or the name of the layer's attribute that tells; None
+            means as the layer's `use_bias`.
+        layers: Name of the layer's attribute with the number of maps, of which the last ones repeat
+            the last width; None means one map from each width to the next.
+        copies: Name of the layer's attribute with the number of perceptrons, of which the program
+            gets a list; None means one, not in a list.
+        when: Name of the layer's attribute without which the argument is None.
+
+    Returns:
+        A default value that `ProgramConv` replaces.
+
+    Example:
+        >>> def deep(g, x_src: Node, *, mlp=dense("src", 16, "out")):
+        ...     return g.max(mlp(g.src(x_src)))
+        >>> [layer.kernel.shape for layer in ProgramConv(4, 8, function=deep, rngs=nnx.Rngs(0)).mlp]
+        [(4, 16), (16, 8)]
+    """
+    return DenseAxes(widths, activation or jax.nn.relu, use_bias, layers, copies, when)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["maps"], meta_fields=["activation"]
+)
+@dataclass
+class Perceptron:
+    """Linear maps as a program gets them: kernels and biases, with a function between two maps."""
+
+    maps: list[tuple[Array, Array | None]]
+    activation: Callable[[Array], Array]
+
+    def __call__(self, x: Array) -> Array:
+        """Apply the perceptron to a row."""
+        for number, (kernel, bias) in enumerate(self.maps):
+            x = (self.activation(x) if number else x) @ kernel
+            x = x if bias is None else x + bias
+        return x
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["key"], meta_fields=["rate"])
+@dataclass
+class EdgeDropout:
+    """Dropout as a program gets it, in its argument `dropout`."""
+
+    key: Array | None
+    rate: float
+
+    def __call__(self, g: Any, values: Array) -> Array:
+        """Drop entries of a row of the edge; each edge draws for itself."""
+        if self.key is None:
+            return values
+        if self.rate == 1:
+            return jnp.zeros_like(values)
+        kept = jax.random.bernoulli(g.key(self.key), 1 - self.rate, values.shape)
+        return jnp.where(kept, values / (1 - self.rate), 0)
+
+
+_INPUT_AXES = {"x_src": ("src",), "x_dst": ("dst",), "edge_features": ("edge",)}
+
+
+class _Signature(NamedTuple):
+    """Arguments of a program's function.
+
+    Attributes:
+        rows: Inputs by argument: axes of a row.
+        nodes: Names of inputs by node, in the call.
+        edges: Names of inputs by edge.
+        parameters: Parameters.
+        options: Names of the other arguments with their defaults; "dropout" is one of them.
+    """
+
+    rows: dict[str, Axes]
+    nodes: list[str]
+    edges: list[str]
+    parameters: dict[str, Axes | DenseAxes]
+    options: dict[str, Any]
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature_of(function: Callable[..., Any]) -> _Signature:
+    """Read the declarations of a function.
+
+    Raises:
+        ValueError: An input has no axes, or one of nodes does not say of which end it is.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    signature = _Signature({}, [], [], {}, {})
+    for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
+        default, hint = parameter.default, hints.get(name)
+        if hint not in (Node, Edge):
+            is_parameter = isinstance(default, Axes | DenseAxes)
+            (signature.parameters if is_parameter else signature.options)[name] = default
+            continue
+        if name in _INPUT_AXES and default is parameter.empty:
+            default = Axes(_INPUT_AXES[name])
+        stem, _, end = name.rpartition("_")
+        if not isinstance(default, Axes) or (hint is Node and end not in ("src", "dst")):
+            what = "be named …_src or …_dst and have" if hint is Node else "have"
+            raise ValueError(
+                f"program's argument {name} must {what} axes, such as {name}=axes('src'), got "
+                f"{parameter}"
+            )
+        signature.rows[name] = default
+        if hint is Edge:
+            signature.edges.append(name)
+        elif stem not in signature.nodes:
+            signature.nodes.append(stem)
+    return signature
+
+
+def _parts(width: Width) -> tuple[str | int, ...]:
+    return width if isinstance(width, tuple) else (width,)
+
+
+def _size(name: str, width: str | int, widths: Widths) -> int | None:
+    """Return a width by its name."""
+    if isinstance(width, str) and width not in widths:
+        raise ValueError(
+            f"widths must have {width!r}, an axis of the program's {name}, got {', '.join(widths)}"
+        )
+    return widths[width] if isinstance(width, str) else width
+
+
+@functools.lru_cache(maxsize=1024)
+def _made_program(function: Callable[..., Any], is_bipartite: bool) -> Any:
+    """Return the program of a function.
+
+    Without separate destinations, the rows of both ends are one input.
+    """
+    signature = inspect.signature(function)
+    names = [*signature.parameters][1:]
+    source = {
+        name: f"{name[:-4]}_src" if f"{name[:-4]}_src" in names else name
+        for name in names
+        if name.endswith("_dst") and not is_bipartite
+    }
+
+    @functools.wraps(function)
+    def run(g: Any, **values: Any) -> Any:
+        return function(
+            g, **values, **{dst: values[src] for dst, src in source.items() if src != dst}
+        )
+
+    first, *others = signature.parameters.values()
+    others = [p for p in others if source.get(p.name, p.name) == p.name]
+    keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in others]
+    run.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
+    return program(run)
+
+
+# --- Layers --------------------------------------------------------------------------------------
+
+
+class ProgramLayer(LinearOptions):
+    """Base of convolutions whose message passing is a program.
+
+    A subclass has the function as its attribute `_program`. Arguments of the function that are
+    neither inputs nor parameters get the layer's attributes of their names.
+
+    Attributes:
+        in_features: Features per node of the input; a pair for sources and destinations.
+        out_features: Features per node of the output.
+        structure: Class of the graphs that calls take.
+    """
+
+    structure: ClassVar[Any] = Graph
+    _program: ClassVar[Callable[..., Any]]
+
+    in_features: int | tuple[int, int] = field(kw_only=False)
+    out_features: int = field(kw_only=False)
+
+    def _widths(self) -> dict[str, int | None]:
+        """Return the widths by name, further ones in a subclass."""
+        src, dst = endpoint_sizes(self.in_features)
+        edge = getattr(self, "edge_in_features", None)
+        widths = {"src": src, "dst": dst, "edge": edge, "out": self.out_features}
+        if hasattr(self, "mlp_features"):
+            widths["hidden"] = self.mlp_features or self.out_features
+        return widths
+
+    def _dropout_rate(self) -> float:
+        """Return the rate of the dropout that the program gets."""
+        rate: float = getattr(self, "attention_dropout_rate", 0.0)
+        return rate
+
+    def _check_fields(self) -> None:
+        """Raise an error for a field whose value does not fit its type."""
+        endpoint_sizes(self.in_features)
+        for option in fields(self):
+            kind, name = str(option.type), option.name
+            value: Any = getattr(self, name, None)
+            if kind in ("int", "int | None") and not (value is None and "None" in kind):
+                check_positive(**{name: value})
+            elif kind == "bool":
+                check_flag(name, value)
+            elif kind == "float":
+                (check_rates(**{name: value}) if "rate" in name else check_finite(name, value))
+            elif kind == "Reduction":
+                check_choice(name, value, get_args(Reduction))
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        """Make the parameters that the program's arguments declare."""
+        self._check_fields()
+        for name, declared in _signature_of(self._program).parameters.items():
+            setattr(self, name, declared.make(name, self, factory, self._widths()))
+        self.dropout = nnx.Dropout(self._dropout_rate(), rngs=factory.rngs)
+
+    def __call__(
+        self,
+        graph: Graph | RelationalGraph,
+        x: NodeFeatures,
+        edge_features: ArrayLike | None = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: DropoutKeys = None,
+        **inputs: Any,
+    ) -> Any:
+        """Run the program.
+
+        Args:
+            graph: The graph.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
+            edge_features: Features of edges, ``(num_edges, *batch, edge_in_features)``, in the
+                graph's order (`Graph.edge_values`), of a layer with `edge_in_features`.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
+            **inputs: Further inputs of the program by name: arrays or pairs of nodes' rows, as x,
+                and of edges' rows.
+
+        Returns:
+            The program's results, such as the new node features, ``(num_dst, *batch,
+            out_features)`` in `dtype`.
+
+        Raises:
+            TypeError: The graph is of another kind, or the program has no such input.
+            ValueError: A shape does not fit the layer or the graph, or an input is missing.
+        """
+        check_instance("graph", graph, self.structure)
+        graph = graph.check()
+        if hasattr(self, "num_relations") and isinstance(graph, RelationalGraph):
+            check_relations(graph, self.num_relations)
+        signature = _signature_of(self._program)
+        values = inputs | ({} if edge_features is None else {"edge_features": edge_features})
+        for name in values:
+            if name not in signature.nodes and name not in signature.edges:
+                raise TypeError(
+                    f"{name} must be an input of the program, which are "
+                    f"{', '.join([*signature.nodes, *signature.edges])}, got {name}"
+                    f" for {self._program.__name__}"
+                )
+        is_bipartite, rows = self._rows(graph, {"x": x, **values})
+        rows, parameters = self._promoted(rows)
+        options = {
+            name: getattr(self, name)
+            for name in signature.options
+            if name != "dropout" and hasattr(self, name)
+        }
+        if isinstance(x, tuple) and "add_self_loops" in options:  # nodes of two kinds differ
+            options["add_self_loops"] = False
+        run = functools.partial(_made_program(self._program, is_bipartite), graph, **options)
+        key = self._dropout_key(deterministic, rngs) if "dropout" in signature.options else None
+
+        def apply(rows: dict[str, Any], key: Array | None) -> Any:
+            if "dropout" in signature.options:
+                rows = rows | {"dropout": EdgeDropout(key, self._dropout_rate())}
+            return run(**rows, **parameters)
+
+        with _matmul_precision(self.precision):
+            return self._over_batch(apply, rows, key)
+
+    # --- Steps of a call -----------------------------------------------------------------------
+
+    def _rows(
+        self, graph: Graph | RelationalGraph, values: Mapping[str, Any]
+    ) -> tuple[bool, dict[str, Any]]:
+        """Return whether the ends of edges have rows of their own, and the inputs by argument."""
+        signature, widths = _signature_of(self._program), self._widths()
+        is_bipartite = graph.num_src != graph.num_dst or any(
+            isinstance(values.get(name), tuple) for name in signature.nodes
+        )
+        rows: dict[str, Any] = {}
+        for name in signature.nodes:
+            ends = [f"{name}_src", f"{name}_dst"]
+            shapes = [
+                signature.rows[end].shape(end, widths) if end in signature.rows else None
+                for end in ends
+            ]
+            pair = _endpoint_rows(graph, name, values.get(name), shapes)
+            for end, row in zip(ends, pair, strict=True):
+                if end in signature.rows and (is_bipartite or ends[0] not in rows):
+                    rows[end] = row
+        for name in signature.edges:
+            shape = signature.rows[name].shape(name, widths)
+            given = values.get(name)
+            if shape is None and given is not None:
+                raise ValueError(
+                    f"{name} must be None without edge_in_features, got {described(given)}"
+                )
+            rows[name] = None
+            is_left_out = given is None and signature.rows[name].optional
+            if shape is not None and not is_left_out:
+                rows[name] = _checked(name, given, "num_edges", graph.num_edges, shape)
+        return is_bipartite, rows
+
+    def _promoted(self, rows: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return inputs and parameters in the dtype of the computation."""
+        signature = _signature_of(self._program)
+        parameters: dict[str, Any] = {}
+        for name, declared in signature.parameters.items():
+            value = getattr(self, name)
+            if isinstance(declared, DenseAxes) and value is not None:
+                parameters[name] = declared.value(value)
+            else:
+                parameters[name] = parameter_value(value)
+        exact = {name for name, declared in signature.rows.items() if declared.exact}
+        others = [row for name, row in rows.items() if row is not None and name not in exact]
+        dtype = promoted_dtype(*others, *jax.tree.leaves(parameters), dtype=self.dtype)
+        wide = dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+        promoted = {
+            name: None if row is None else row.astype(wide if name in exact else dtype)
+            for name, row in rows.items()
+        }
+        return promoted, jax.tree.map(lambda value: value.astype(dtype), parameters)
+
+    def _dropout_key(self, deterministic: bool | None, rngs: DropoutKeys) -> Array | None:
+        """Return the key of the dropout; None if nothing is dropped."""
+        if deterministic is None:
+            deterministic = self.dropout.deterministic
+        if self.dropout.rate == 0 or deterministic:
+            return None
+        source = self.dropout.rngs if rngs is None else rngs
+        if isinstance(source, nnx.Rngs):
+            source = source["dropout"]
+        key: Array = source() if isinstance(source, nnx.RngStream) else source
+        return key
+
+    def _over_batch(
+        self, apply: Callable[..., Any], rows: dict[str, Any], key: Array | None
+    ) -> Any:
+        """Apply a function of rows without batch axes to rows that may have some."""
+        signature, widths = _signature_of(self._program), self._widths()
+        batches = {
+            name: row.shape[1 : row.ndim - len(signature.rows[name].shape(name, widths) or ())]
+            for name, row in rows.items()
+            if row is not None
+        }
+        batch = max(batches.values(), key=len)
+        if not batch:
+            return apply(rows, key)
+        for name, shape in batches.items():
+            if shape not in ((), batch):
+                raise ValueError(
+                    f"{name.removesuffix('_src').removesuffix('_dst')} must have no batch axes, or "
+                    f"{batch} as other inputs have, got {shape}"
+                )
+        count = math.prod(batch)
+        flat = {
+            name: row.reshape(len(row), count, *row.shape[1 + len(batch) :])
+            if batches.get(name)
+            else row
+            for name, row in rows.items()
+        }
+        row_axes = {name: 1 if batches.get(name) else None for name in rows}
+        keys = None if key is None else jax.random.split(key, count)
+        results = jax.vmap(apply, (row_axes, None if key is None else 0), 1)(flat, keys)
+        return jax.tree.map(lambda y: y.reshape(len(y), *batch, *y.shape[2:]), results)
+
+
+def _endpoint_rows(
+    graph: Graph | RelationalGraph,
+    name: str,
+    value: Any,
+    shapes: Sequence[tuple[int, ...] | None],
+) -> tuple[Array | None, Array | None]:
+    """Return the rows of sources and of destinations; None for an end without axes."""
+    ends = ("num_src", graph.num_src), ("num_dst", graph.num_dst)
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise ValueError(f"{name} must be an array or a pair, got {len(value)} arrays")
+        src, dst = (
+            None if shape is None else _checked(f"{name}[{i}]", value[i], *ends[i], shape)
+            for i, shape in enumerate(shapes)
+        )
+        return src, dst
+    present = [shape for shape in shapes if shape is not None]
+    if len({*present}) > 1:
+        raise ValueError(
+            f"{name} must be a pair for rows of {shapes[0]} and {shapes[1]}, got {described(value)}"
+        )
+    if num_rows(graph) == graph.num_dst:
+        rows = _checked(name, value, "num_nodes", graph.num_dst, present[0])
+    else:
+        check_destinations_are_sources(graph)
+        rows = _checked(name, value, *ends[0], present[0])
+    return source_rows(graph, rows), destination_rows(graph, rows)
+
+
+def _checked(name: str, value: Any, rows_name: str, rows: int, shape: tuple[int, ...]) -> Array:
+    """Return an input of this many rows, whose last axes are `shape`."""
+    if value is None:
+        raise ValueError(f"{name} must be an array of the program's input, got None")
+    array: Array = as_array(name, value)
+    split = array.ndim - len(shape)
+    if split < 1 or array.shape[0] != rows or array.shape[split:] != shape:
+        sizes = ", ".join(map(str, shape))
+        raise ValueError(
+            f"{name} must have shape ({rows_name}, ..., {sizes}) = ({rows}, ..., {sizes}), got "
+            f"{array.shape}"
+        )
+    return array
+
+
+def _matmul_precision(precision: Any) -> Any:
+    """Return a context in which products have this precision."""
+    if precision is None:
+        return contextlib.nullcontext()
+    precision = precision[0] if isinstance(precision, tuple) else precision
+    name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision
+    return jax.default_matmul_precision(name)
+
+
+class ProgramOptions(LinearOptions):
+    """Options of `ProgramConv`, and of `ProgramModel` for its convolutions.
+
+    Attributes:
+        function: Function of an edge, see `ProgramConv`.
+        edge_in_features: Features per edge; None if edges have none.
+        widths: Sizes that axes of the program's arguments name, beside "src", "dst", "edge" and
+            "out".
+        edge_dropout_rate: Share of what the program's `dropout` drops in training, in [0, 1].
+    """
+
+    function: Callable[..., Any]
+    edge_in_features: int | None = None
+    widths: Mapping[str, int] | None = None
+    edge_dropout_rate: float = 0.0
+
+
+class ProgramConv(ProgramOptions, ProgramLayer):
+    """Convolution whose message passing is a function of an edge, as of `jax_gnn.program`.
+
+    The function's first argument is the edge, `g`. The signature declares the others:
+
+    - Inputs are annotated. ``x_src: Node`` and ``x_dst: Node`` are rows of x, of sources and of
+      destinations; other inputs of nodes have names that end alike. ``edge_features: Edge`` are
+      features of edges. Inputs beside these have axes, as in ``pos_src: Node = axes(3)``.
+    - Parameters have `axes`, or are a `dense`. One that is annotated as `jax_gnn.Relation`
+      has a row for each relation.
+    - An argument `dropout` is a function of `g` and a row of the edge, which it drops entries of.
+
+    All are functions of single rows; axes of batches are added by the layer. The destinations of a
+    bipartite graph, such as a sampled block, are the first of its sources, unless x is a pair.
+
+    Attributes:
+        function: The function.
+
+    Example:
+        >>> def gated(g, x_src: Node, x_dst: Node, *, gate=axes("dst"), w=axes("src", "out")):
+        ...     return g.sum(jax.nn.sigmoid(g.dst(x_dst @ gate)) * g.src(x_src @ w))
+        >>> conv = ProgramConv(4, 8, function=gated, rngs=nnx.Rngs(0))
+        >>> conv(Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3), jnp.ones((3, 4))).shape
+        (3, 8)
+    """
+
+    structure = AnyGraph
+
+    @property
+    def _program(self) -> Callable[..., Any]:  # type: ignore[override]  # a field here
+        return self.function
+
+    def _widths(self) -> dict[str, int | None]:
+        return super()._widths() | dict(self.widths or {})
+
+    def _dropout_rate(self) -> float:
+        return self.edge_dropout_rate
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_callable("function", self.function)
+        if self.widths is not None:
+            check_instance("widths", self.widths, Mapping)
+            check_positive(**{f"widths[{name!r}]": size for name, size in self.widths.items()})
+            self.widths = Sizes(self.widths)
+        super()._make_parameters(factory)
+
+
+class ProgramModel(ProgramOptions, Stack):
+    """Model of three `ProgramConv` by default, all of one program.
+
+    Its call takes the arguments of `ProgramConv`'s.
+
+    Example:
+        >>> def mean(g, x_src: Node, *, w=axes("src", "out")):
+        ...     return g.mean(g.src(x_src @ w))
+        >>> model = ProgramModel(4, 8, 3, function=mean, rngs=nnx.Rngs(0))
+        >>> model(Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3), jnp.ones((3, 4))).shape
+        (3, 3)
+    """
+
+    convolution = ProgramConv
+    dropout_in_convolutions = True

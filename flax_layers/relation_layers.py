@@ -1,0 +1,354 @@
+"""Convolutions of graphs with relations, each a program of a few lines (`ProgramConv`)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from flax_layers._attention import (
+    AttentionOptions,
+    AttentionStack,
+    MultiHead,
+    attention_init,
+)
+from flax_layers._base import (
+    DropoutKeys,
+    NodeFeatures,
+    dropout_arguments,
+    endpoint_sizes,
+    unit_rows,
+)
+from flax_layers._declaration import ParameterFactory
+from flax_layers.edge_layers import summed
+from flax_layers.program_conv import ProgramLayer, axes, dense
+from flax_layers.relational import takes_hetero
+from jax_gnn import Edge, Node, Relation, RelationalGraph
+from jax_gnn.extend import check_choice, check_flag, check_instance
+from jax_gnn.sampling import Blocks
+
+FiLMReduction = Literal["mean", "sum"]
+
+
+class SimpleHGNOptions(AttentionOptions):
+    """Options of `SimpleHGNConv`, and of `SimpleHGN` for its convolutions.
+
+    Attributes:
+        num_relations: Number of relations, inverse relations and that of nodes to themselves
+            included.
+        relation_features: Features of each relation's embedding.
+        residual: Whether a node's own features are added, by a linear map if the result is wider or
+            narrower.
+        beta: Share of the previous layer's attention in this layer's.
+    """
+
+    num_relations: int
+    relation_features: int = 64
+    residual: bool = True
+    beta: float = 0.05
+
+
+def _simple_hgn(
+    g: Any,
+    x_src: Node,
+    x_dst: Node,
+    attention: Edge = axes("heads", optional=True),
+    *,
+    kernel: Any = axes("src", "width"),
+    dst_kernel: Any = axes("dst", "width", when="has_ends"),
+    src_attention: Any = axes("heads", "head", init=attention_init),
+    dst_attention: Any = axes("heads", "head", init=attention_init),
+    embedding: Relation = axes("relations", "relation", init=attention_init),
+    relation_kernel: Any = axes("relation", "relation_width"),
+    relation_attention: Any = axes("heads", "relation", init=attention_init),
+    root: Any = axes("dst", "width", when="maps_residual"),
+    bias: Any = axes("out"),
+    heads: int,
+    concat: bool,
+    residual: bool,
+    negative_slope: float,
+    beta: float,
+    dropout: Any,
+) -> Any:
+    z, t, r = (
+        (x @ w).reshape(heads, -1)
+        for x, w in (
+            (x_src, kernel),
+            (x_dst, kernel if dst_kernel is None else dst_kernel),
+            (embedding, relation_kernel),
+        )
+    )
+    score = g.src((z * src_attention).sum(-1)) + g.dst((t * dst_attention).sum(-1))
+    score = score + g.relation((r * relation_attention).sum(-1))
+    share = dropout(g, g.softmax(jax.nn.leaky_relu(score, negative_slope)))
+    if attention is not None:
+        share = (1 - beta) * share + beta * attention
+    y = g.sum(share[:, None] * g.src(z))
+    if residual:
+        y = y + (x_dst if root is None else x_dst @ root).reshape(y.shape)
+    return summed(y.reshape(-1) if concat else y.mean(0), bias), share
+
+
+class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer):
+    """Attention that knows relations by an embedding: GAT's scores and ``⟨a, r W⟩``, r the edge's.
+
+    Lv et al., "Are we really making much progress? Revisiting, benchmarking and refining
+    heterogeneous graph neural networks", KDD 2021, section 5: learnable embeddings of relations,
+    residual features, and a share of the previous layer's attention.
+
+    Attributes:
+        in_features: Features per node of the input; a pair for sources and destinations.
+        kernel: Map of the nodes, or of the sources, ``(in_features, heads · width)``.
+        dst_kernel: Map of the destinations if `in_features` is a pair, or None.
+        src_attention: Vectors of the sources' scores, ``(heads, width)``.
+        dst_attention: Vectors of the destinations' scores, ``(heads, width)``.
+        embedding: Embeddings of the relations, ``(num_relations, relation_features)``.
+        relation_kernel: Their map, ``(relation_features, heads · relation_features)``.
+        relation_attention: Vectors of their scores, ``(heads, relation_features)``.
+        root: Map of a node's own features, ``(in_features, heads · width)``, or None.
+        bias: Biases, ``(out_features,)``, or None without biases.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, num_relations=2)
+        >>> conv = SimpleHGNConv(4, 8, num_relations=2, heads=2, rngs=nnx.Rngs(0))
+        >>> conv(graph, jnp.ones((3, 4))).shape
+        (3, 8)
+    """
+
+    structure = RelationalGraph
+
+    _program = staticmethod(_simple_hgn)
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        self._check_fields()
+        self._check_heads()
+        self.has_ends = isinstance(self.in_features, tuple)
+        width = endpoint_sizes(self.in_features)[1]
+        self.maps_residual = self.residual and width != self._width
+        super()._make_parameters(factory)
+
+    def _widths(self) -> dict[str, int | None]:
+        return super()._widths() | {
+            "heads": self.heads,
+            "head": self._head_features,
+            "width": self._width,
+            "relations": self.num_relations,
+            "relation": self.relation_features,
+            "relation_width": self.heads * self.relation_features,
+        }
+
+    def __call__(  # type: ignore[override]  # names arguments that the base leaves open
+        self,
+        graph: RelationalGraph,
+        x: NodeFeatures,
+        attention: ArrayLike | None = None,
+        *,
+        return_attention: bool = False,
+        deterministic: bool | None = None,
+        rngs: DropoutKeys = None,
+    ) -> Any:
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
+
+        Args:
+            graph: The graph.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
+            attention: Attention of the previous layer, ``(num_edges, *batch, heads)``, which gets
+                no gradient; None without one.
+            return_attention: Whether to return this layer's attention, too, as a pair.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
+        """
+        inputs: Any = {} if attention is None else {"attention": attention}
+        y, share = super().__call__(graph, x, deterministic=deterministic, rngs=rngs, **inputs)
+        return (y, jax.lax.stop_gradient(share)) if return_attention else y
+
+
+class SimpleHGN(SimpleHGNOptions, AttentionStack):
+    """Simple heterogeneous graph network: two `SimpleHGNConv` by default; the last has one head.
+
+    Between them is an ELU. Attention goes from layer to layer, but not to the last, and not between
+    blocks, whose edges differ. Its call takes a `HeteroGraph`, too.
+
+    Attributes:
+        l2_normalize: Whether each row of the result is divided by its Euclidean norm, as published.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, num_relations=2)
+        >>> model = SimpleHGN(4, 16, 2, num_relations=2, heads=4, rngs=nnx.Rngs(0))
+        >>> model(graph, jnp.ones((3, 4))).shape
+        (3, 2)
+    """
+
+    l2_normalize: bool = False
+
+    convolution = SimpleHGNConv
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_flag("l2_normalize", self.l2_normalize)
+        super()._make_parameters(factory)
+
+    def _call(
+        self,
+        graph: RelationalGraph | Blocks,
+        x: ArrayLike,
+        *,
+        deterministic: bool | None = None,
+        rngs: DropoutKeys = None,
+    ) -> Array:
+        """Compute one row of outputs (logits) per node.
+
+        Args:
+            graph: The graph, blocks, see `Stack`, or a `HeteroGraph`.
+            x: Node features, ``(num_nodes, *batch, in_features)``.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
+        """
+        structures = [structure for structure, _, _ in self._calls(graph, (), {})]
+        dropout = dropout_arguments(deterministic, rngs)
+        y, attention = self._input(x, **dropout), None
+        for number, (structure, conv) in enumerate(
+            zip(structures, self.convolutions, strict=True), start=1
+        ):
+            is_last = number == self.num_layers
+            previous = None if is_last or isinstance(graph, Blocks) else attention
+            y, attention = conv(structure, y, previous, return_attention=True, **dropout)
+            if not is_last:
+                y = self.dropout(jax.nn.elu(y), **dropout)
+        logits: Array = unit_rows(y) if self.l2_normalize else y
+        return logits
+
+    __call__ = takes_hetero(_call)
+
+
+def _film(
+    g: Any,
+    x_src: Node,
+    x_dst: Node,
+    edge_weight: Edge = axes(exact=True, optional=True),
+    *,
+    kernel: Relation = axes("relations", "src", "out"),
+    film: Relation = axes("relations", "dst", "double"),
+    film_bias: Relation = axes("relations", "double", init=0.0, when="use_bias"),
+    root: Any = axes("dst", "out"),
+    root_film: Any = axes("dst", "double"),
+) -> Any:
+    def modulated(film: Array, x: Array) -> Array:
+        shift, scale = jnp.split(film, 2)
+        return jax.nn.relu(scale * x + shift)
+
+    by_relation = g.dst(x_dst) @ g.relation(film)
+    by_relation = summed(by_relation, None if film_bias is None else g.relation(film_bias))
+    m = modulated(by_relation, g.src(x_src) @ g.relation(kernel))
+    m = m if edge_weight is None else m * edge_weight.astype(m.dtype)
+    return modulated(x_dst @ root_film, x_dst @ root) + g.sum(m)
+
+
+class FiLMConv(ProgramLayer):
+    """Convolution whose messages the destination scales and shifts: feature-wise linear modulation.
+
+    ``ReLU(c_i * x_i W + b_i) + Σ_r agg ReLU(c_ri * x_j W_r + b_ri)``, c and b linear in ``x_i``.
+    Brockschmidt, "GNN-FiLM", ICML 2020, as PyTorch Geometric's layer of this name.
+
+    Attributes:
+        num_relations: Number of relations.
+        reduce: "mean" or "sum" of the messages of each relation.
+        kernel: Maps of the sources, ``(num_relations, in_features, out_features)``.
+        film: Maps to b and c, ``(num_relations, in_features, 2 · out_features)``.
+        film_bias: Their biases, ``(num_relations, 2 · out_features)``, or None without biases.
+        root: Map of a node's own features, ``(in_features, out_features)``.
+        root_film: Map to their b and c, ``(in_features, 2 · out_features)``.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, num_relations=2)
+        >>> FiLMConv(4, 8, num_relations=2, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
+    """
+
+    structure = RelationalGraph
+
+    num_relations: int
+    reduce: FiLMReduction = "mean"
+
+    _program = staticmethod(_film)
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_choice("reduce", self.reduce, get_args(FiLMReduction))
+        super()._make_parameters(factory)
+
+    def _widths(self) -> dict[str, int | None]:
+        sizes = {"relations": self.num_relations, "double": 2 * self.out_features}
+        return super()._widths() | sizes
+
+    def __call__(  # type: ignore[override]  # names arguments that the base leaves open
+        self, graph: RelationalGraph, x: NodeFeatures
+    ) -> Array:
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
+
+        Args:
+            graph: The graph.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
+        """
+        check_instance("graph", graph, RelationalGraph)
+        inputs: Any = {"edge_weight": graph.norm("mean")} if self.reduce == "mean" else {}
+        y: Array = super().__call__(graph, x, **inputs)
+        return y
+
+
+def _rgin(
+    g: Any,
+    x_src: Node,
+    x_dst: Node,
+    *,
+    kernel1: Relation = axes("relations", "src", "hidden"),
+    bias1: Relation = axes("relations", "hidden", init=0.0, when="use_bias"),
+    kernel2: Relation = axes("relations", "hidden", "hidden"),
+    bias2: Relation = axes("relations", "hidden", init=0.0, when="use_bias"),
+    root: Any = axes("dst", "hidden", when="self_weight"),
+    mlp: Any = dense("hidden", "hidden", "out"),
+) -> Any:
+    first = summed(g.src(x_src) @ g.relation(kernel1), None if bias1 is None else g.relation(bias1))
+    m = jax.nn.relu(first) @ g.relation(kernel2)
+    y = g.sum(summed(m, None if bias2 is None else g.relation(bias2)))
+    return mlp(summed(y, None if root is None else x_dst @ root))
+
+
+class RGINConv(ProgramLayer):
+    """Relational graph isomorphism convolution: ``MLP(Σ_r Σ MLP_r(x_j) + x_i W)``.
+
+    Brockschmidt, "GNN-FiLM", ICML 2020, where a node's own features are a relation. Each MLP has
+    one hidden layer with ReLU.
+
+    Attributes:
+        num_relations: Number of relations.
+        mlp_features: Features inside and of the relations' MLPs; None means `out_features`.
+        self_weight: Whether a node's own features count, by a map of their own.
+        kernel1: First maps of the relations, ``(num_relations, in_features, mlp_features)``.
+        kernel2: Second maps, ``(num_relations, mlp_features, mlp_features)``.
+        root: Map of a node's own features, ``(in_features, mlp_features)``; None without.
+        mlp: MLP of the sums.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, num_relations=2)
+        >>> RGINConv(4, 8, num_relations=2, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
+        (3, 8)
+    """
+
+    structure = RelationalGraph
+
+    num_relations: int
+    mlp_features: int | None = None
+    self_weight: bool = True
+
+    _program = staticmethod(_rgin)
+
+    def _widths(self) -> dict[str, int | None]:
+        return super()._widths() | {"relations": self.num_relations}

@@ -1,0 +1,419 @@
+"""Layers made of programs: PyG's layers with the same weights, and layers of a user's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flax_layers as layers
+from jax_gnn import Graph, RelationalGraph
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn")
+schnet = pytest.importorskip("torch_geometric.nn.models.schnet")
+
+# --- PyG's layers --------------------------------------------------------------------------------
+
+
+class Peer(NamedTuple):
+    """A layer and PyG's.
+
+    Attributes:
+        ours: Function of the features of sources and destinations that makes the layer.
+        theirs: The same for PyG's.
+        names: Their parameter or module for each of ours.
+        edges: Features per edge.
+        ends: Features of sources and of destinations.
+        is_bipartite: Whether PyG's takes a pair.
+        relations: Number of relations of the edges; 0 for a plain graph.
+        has_lengths: Whether edges have lengths.
+        dimensions: Coordinates of the nodes' positions; 0 without.
+    """
+
+    ours: Callable[[Any], Any]
+    theirs: Callable[[Any], Any]
+    names: dict[str, Any]
+    edges: int = 0
+    ends: tuple[int, int] = (4, 6)
+    is_bipartite: bool = True
+    relations: int = 0
+    has_lengths: bool = False
+    dimensions: int = 0
+
+
+def peer(kind: str, options: dict[str, Any], theirs: Callable[[Any], Any], **fields: Any) -> Peer:
+    """Return the case of a layer of 8 output features."""
+    width = fields.pop("width", 8)
+    edges = options.get("edge_in_features", 0)
+
+    def make(ends: Any) -> Any:
+        return getattr(layers, kind)(
+            ends, width, **options, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+        )
+
+    return Peer(make, theirs, **{"edges": edges, **fields})
+
+
+def mlp(*sizes: int, between: Any = torch.nn.ReLU) -> Any:
+    """Return a perceptron of PyTorch."""
+    parts = [part for pair in pairwise(sizes) for part in (torch.nn.Linear(*pair), between())]
+    return torch.nn.Sequential(*parts[:-1])
+
+
+EDGES = {"edge_in_features": 3}
+SAME = {"ends": (4, 4)}
+DEGREES = [1, 2, 0, 3, 1]
+PNA_PEER = {"aggregators": ["mean", "min", "max", "std"], "deg": torch.tensor(DEGREES)}
+PNA_NAMES = {"pre": "pre_nns", "post": "post_nns", "output": "lin"}
+SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+GATES = {"key": "lin_key", "query": "lin_query", "value": "lin_value"}
+GAUSSIANS = {"kernel": "g", "mean": "mu", "deviation": "sigma"}  # not transposed
+PEERS = {
+    "GINEConv": peer(
+        "GINEConv",
+        EDGES | {"eps": 0.3, "learn_eps": True, "mlp_features": 5},
+        lambda ends: pyg.GINEConv(mlp(4, 5, 8), eps=0.3, train_eps=True, edge_dim=3),
+        names={"edge": "lin", "built_mlp.layers": "nn", "learned_eps": "eps"},
+        **SAME,
+    ),
+    "GINEConv-wide": peer(
+        "GINEConv",
+        {"edge_in_features": 4, "edge_map": False},
+        lambda ends: pyg.GINEConv(mlp(4, 8, 8)),
+        names={"built_mlp.layers": "nn"},
+        **SAME,
+    ),
+    "ResGatedGraphConv": peer(
+        "ResGatedGraphConv",
+        EDGES,
+        lambda ends: pyg.ResGatedGraphConv(ends, 8, edge_dim=3),
+        names=GATES | {"root": "lin_skip.weight", "bias": "bias"},
+    ),
+    "ResGatedGraphConv-alone": peer(
+        "ResGatedGraphConv",
+        {"self_weight": False},
+        lambda ends: pyg.ResGatedGraphConv(ends, 8, root_weight=False),
+        names=GATES | {"bias": "bias"},
+    ),
+    "CGConv": peer(
+        "CGConv",
+        EDGES | {"reduce": "mean"},
+        lambda ends: pyg.CGConv(ends, 3, aggr="mean"),
+        names={"gate": "lin_f", "core": "lin_s"},
+        width=6,
+        ends=(4, 6),
+    ),
+    "EdgeConv": peer(
+        "EdgeConv", {}, lambda ends: pyg.EdgeConv(mlp(8, 8, 8)), names={"mlp": "nn"}, **SAME
+    ),
+    "NNConv": peer(
+        "NNConv",
+        EDGES | {"mlp_features": 5},
+        lambda ends: pyg.NNConv(ends, 8, mlp(3, 5, ends[0] * 8)),
+        names={"mlp": "nn", "root": "lin.weight", "bias": "bias"},
+    ),
+    "PNAConv": peer(
+        "PNAConv",
+        {"degree_histogram": DEGREES} | EDGES,
+        lambda ends: pyg.PNAConv(4, 8, scalers=SCALERS[:3], edge_dim=3, **PNA_PEER),
+        names=PNA_NAMES | {"edge": "edge_encoder"},
+        is_bipartite=False,
+        **SAME,
+    ),
+    "PNAConv-towers": peer(
+        "PNAConv",
+        {"degree_histogram": DEGREES, "scalers": SCALERS[1:], "towers": 2, "divide_input": True}
+        | {"pre_layers": 2, "post_layers": 2},
+        lambda ends: pyg.PNAConv(
+            *(4, 8),
+            **{"scalers": SCALERS[1:], "towers": 2, "divide_input": True, **PNA_PEER},
+            **{"pre_layers": 2, "post_layers": 2},
+        ),
+        names=PNA_NAMES,
+        is_bipartite=False,
+        **SAME,
+    ),
+    "GENConv": peer(
+        "GENConv",
+        EDGES | {"t": 0.7, "learn_t": True, "mlp_norm": None, "mlp_layers": 3},
+        lambda ends: pyg.GENConv(ends, 8, t=0.7, learn_t=True, norm=None, num_layers=3, edge_dim=3),
+        names={"source": "lin_src", "root": "lin_dst", "edge": "lin_edge"}
+        | {"built_mlp.layers": "mlp", "learned_t": "aggr_module.t"},
+    ),
+    "GENConv-power": peer(
+        "GENConv",
+        {"reduce": "power", "p": 1.5, "learn_p": True, "msg_norm": True, "mlp_norm": None}
+        | {"learn_msg_scale": True, "use_bias": True},
+        lambda ends: pyg.GENConv(
+            *(ends, 8, "powermean"),
+            **{"p": 1.5, "learn_p": True, "msg_norm": True, "learn_msg_scale": True},
+            **{"norm": None, "bias": True},
+        ),
+        names={"source": "lin_src", "root": "lin_dst", "built_mlp.layers": "mlp"}
+        | {"learned_p": "aggr_module.p", "learned_scale": "msg_norm.scale"},
+    ),
+    "CFConv": peer(
+        "CFConv",
+        EDGES | {"mlp_features": 5, "cutoff": 2.0},
+        lambda ends: schnet.CFConv(4, 8, 5, mlp(3, 5, 5, between=schnet.ShiftedSoftplus), 2.0),
+        names={"kernel": "lin1.weight", "filters": "nn", "output": "lin2"},
+        is_bipartite=False,
+        has_lengths=True,
+        **SAME,
+    ),
+    "AGNNConv": peer(
+        "AGNNConv",
+        {},
+        lambda ends: pyg.AGNNConv(),
+        names={"beta": "beta"},
+        width=4,
+        is_bipartite=False,
+        **SAME,
+    ),
+    **{
+        f"SuperGATConv-{kind}": peer(
+            "SuperGATConv",
+            {"attention_type": kind, "heads": 2, "add_self_loops": kind == "MX"},
+            lambda ends, kind=kind: pyg.SuperGATConv(
+                *(4, 4, 2),
+                attention_type=kind,
+                add_self_loops=kind == "MX",
+            ),
+            names={"kernel": "lin.weight", "bias": "bias"}
+            | ({"src_attention": "att_l", "dst_attention": "att_r"} if kind == "MX" else {}),
+            is_bipartite=False,
+            **SAME,
+        )
+        for kind in ("MX", "SD")
+    },
+    "GMMConv": peer(
+        "GMMConv",
+        EDGES | {"kernel_size": 2},
+        lambda ends: pyg.GMMConv(ends, 8, 3, 2),
+        names={name: lambda m, n=n: (getattr(m, n),) for name, n in GAUSSIANS.items()}
+        | {"root": "root.weight", "bias": "bias"},
+    ),
+    **{
+        f"PDNConv-{normalization}": peer(
+            "PDNConv",
+            EDGES | {"mlp_features": 5, "normalization": normalization},
+            lambda ends, is_scaled=normalization is not None: pyg.PDNConv(
+                4, 8, 3, 5, normalize=is_scaled
+            ),
+            names={"kernel": "lin.weight", "mlp": "mlp", "bias": "bias"},
+            is_bipartite=False,
+            **SAME,
+        )
+        for normalization in ("symmetric", None)
+    },
+    **{
+        f"PointNetConv-{loops}": peer(
+            "PointNetConv",
+            {"mlp_features": 5, "dimensions": 2, "add_self_loops": loops},
+            lambda ends, loops=loops: pyg.PointNetConv(
+                mlp(ends[0] + 2, 5, 5), torch.nn.Linear(5, 8), add_self_loops=loops
+            ),
+            names={"local": "local_nn", "output": "global_nn"},
+            dimensions=2,
+            is_bipartite=not loops,
+        )
+        for loops in (True, False)
+    },
+    **{
+        f"PointTransformerConv-{loops}": peer(
+            "PointTransformerConv",
+            {"attention_mlp": loops, "add_self_loops": loops, "mlp_features": 5},
+            lambda ends, loops=loops: pyg.PointTransformerConv(
+                ends, 8, attn_nn=mlp(8, 5, 8) if loops else None, add_self_loops=loops
+            ),
+            names={"value": "lin.weight", "key": "lin_src.weight", "query": "lin_dst.weight"}
+            | {"position": "pos_nn"}
+            | ({"attention": "attn_nn"} if loops else {}),
+            dimensions=3,
+            is_bipartite=not loops,
+        )
+        for loops in (True, False)
+    },
+    **{
+        f"FiLMConv-{reduce}": peer(
+            "FiLMConv",
+            {"num_relations": 3, "reduce": reduce},
+            lambda ends, aggr=aggr: pyg.FiLMConv(ends, 8, num_relations=3, aggr=aggr),
+            names={
+                "kernel": lambda theirs: [lin.weight for lin in theirs.lins],
+                "film": lambda theirs: [lin.weight for lin in theirs.films],
+                "film_bias": lambda theirs: [lin.bias for lin in theirs.films],
+                "root": "lin_skip.weight",
+                "root_film": "film_skip.weight",
+            },
+            relations=3,
+        )
+        for reduce, aggr in (("mean", "mean"), ("sum", "add"))
+    },
+}
+
+
+def parameters(ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield our parameters, and PyG's with the axes of ours."""
+    if isinstance(theirs, torch.nn.Module):
+        parts = [m for m in theirs.children() if [*m.parameters()]]
+        maps = ours if isinstance(ours, nnx.List) else [ours]
+        if parts:
+            for part, other in zip(maps, parts, strict=True):
+                yield from parameters(part, other)
+        elif isinstance(ours, nnx.List):
+            yield from parameters(ours[0], theirs)
+        else:
+            yield ours.kernel, theirs.weight
+            if theirs.bias is not None:
+                yield ours.bias, theirs.bias
+    else:
+        yield ours, theirs
+
+
+def attribute(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def pairs(case: Peer, ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
+    for name, other in case.names.items():
+        part = other(theirs) if callable(other) else attribute(theirs, other)
+        yield from parameters(attribute(ours, name), part)
+
+
+def array(parameter: Any, like: Any) -> np.ndarray:
+    """Return numbers of PyTorch in the shape of ours.
+
+    Matrices are transposed, unless they are in a tuple. Of a list each one is a part of ours.
+    """
+    if isinstance(parameter, tuple):
+        return parameter[0].detach().numpy()
+    if isinstance(parameter, list):
+        return np.stack([array(part, one) for part, one in zip(parameter, like, strict=True)])
+    numbers = parameter.detach().numpy()
+    numbers = numbers.T if numbers.ndim == 2 and numbers.shape[0] != 1 else numbers
+    return numbers.reshape(like.shape)
+
+
+def gradient(parameter: Any) -> Any:
+    if isinstance(parameter, list | tuple):
+        return type(parameter)(p.grad for p in parameter)
+    return parameter.grad
+
+
+def close(actual: Any, expected: np.ndarray) -> None:
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-7 * scale)
+
+
+@pytest.mark.parametrize("is_bipartite", [False, True])
+@pytest.mark.parametrize("name", PEERS)
+def test_equals_pyg(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
+    """Values, and gradients to features and parameters; the last destination has no edges."""
+    with jax.enable_x64(True):
+        check_peer(rng, name, is_bipartite)
+
+
+def check_peer(rng: np.random.Generator, name: str, is_bipartite: bool) -> None:
+    case = PEERS[name]
+    if is_bipartite and not case.is_bipartite:
+        pytest.skip("PyG's layer takes no pair")
+    ends = case.ends if is_bipartite else (case.ends[1],) * 2
+    sizes = (7, 5) if is_bipartite and not case.relations else (6, 6)
+    src, dst = rng.integers(sizes[0], size=20), rng.integers(sizes[1] - 1, size=20)
+    src = np.where(src == dst, (src + 1) % sizes[0], src)
+    graph: Any = Graph.from_edges(src, dst, num_src=sizes[0], num_dst=sizes[1])
+    rel = rng.integers(max(case.relations, 1), size=20)
+    if case.relations:
+        graph = RelationalGraph.from_triples(src, rel, dst, 6, case.relations)
+    elif not is_bipartite:
+        graph = Graph.from_edges(src, dst, num_nodes=6)
+    lengths = rng.uniform(0.5, 2, size=20)
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    ours, theirs = case.ours(ends if is_bipartite else ends[0]), case.theirs(ends).double()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 0.5, 0.3)
+    for param, other in pairs(case, ours, theirs):
+        param[...] = array(other, param)
+    assert sum(p.size for p in jax.tree.leaves(nnx.state(ours, nnx.Param))) == sum(
+        p.numel() for p in theirs.parameters()
+    )
+    x = [rng.normal(size=(n, k)) for n, k in zip(sizes, ends, strict=True)]
+    e = rng.normal(size=(20, case.edges))
+    their_x = [torch.tensor(rows, requires_grad=True) for rows in x]
+    their_e = torch.tensor(e, requires_grad=True)
+    edge_index = torch.tensor(np.stack([src, dst]))
+    features = tuple(their_x) if is_bipartite else their_x[0]
+    pos = [rng.normal(size=(n, case.dimensions)) for n in sizes]
+    points = tuple(pos) if is_bipartite else pos[0]
+    their_points = [jax.tree.map(torch.tensor, points)] * (case.dimensions > 0)
+    arrays = (
+        their_points + [torch.tensor(lengths)] * case.has_lengths + [their_e] * (case.edges > 0)
+    )
+    arrays += [torch.tensor(rel)] * (case.relations > 0)
+    before, after = arrays[: len(their_points)], arrays[len(their_points) :]
+    expected = theirs(features, *before, edge_index, *after)
+    probe = rng.normal(size=expected.shape)
+    (expected * torch.tensor(probe)).sum().backward()
+
+    def loss(layer: Any, x: Any, e: Any) -> Any:
+        rows = tuple(x) if is_bipartite else x[0]
+        named = {"distance": graph.edge_values(lengths)} if case.has_lengths else {}
+        named |= {"pos": points} if case.dimensions else {}
+        y = layer(graph, rows, *([graph.edge_values(e)] if case.edges else []), **named)
+        return jnp.vdot(y, probe), y
+
+    (_, y), (gradients, dx, de) = nnx.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(
+        ours, x, e
+    )
+    close(y, expected.detach().numpy())
+    for actual, other in zip(dx[: 1 + is_bipartite], their_x, strict=False):
+        close(actual, np.zeros(other.shape) if other.grad is None else other.grad.numpy())
+    if case.edges:
+        close(de, their_e.grad.numpy())
+    graphdef, _, rest = nnx.split(ours, nnx.Param, ...)
+    for param, other in pairs(case, nnx.merge(graphdef, gradients, rest), theirs):
+        close(param[...], array(gradient(other), param))
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_fa_equals_pyg(rng: np.random.Generator, loops: bool) -> None:
+    """PyG's takes the first features before the edges."""
+    src, dst = rng.integers(6, size=20), rng.integers(5, size=20)
+    src = np.where(src == dst, (src + 1) % 6, src)
+    graph, edge_index = Graph.from_edges(src, dst, num_nodes=6), torch.tensor(np.stack([src, dst]))
+    x, x0 = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    ours = layers.FAConv(4, 4, eps=0.3, add_self_loops=loops, rngs=nnx.Rngs(0))
+    theirs = pyg.FAConv(4, eps=0.3, add_self_loops=loops)
+    for param, other in ((ours.src_attention, theirs.att_l), (ours.dst_attention, theirs.att_r)):
+        param[...] = other.weight.detach().numpy().T
+    expected = theirs(torch.tensor(x), torch.tensor(x0), edge_index).detach().numpy()
+    np.testing.assert_allclose(ours(graph, x, x0), expected, rtol=1e-5, atol=1e-6)
+    scale = layers.gcn_norm(graph, add_self_loops=loops)
+    np.testing.assert_allclose(ours(graph, x, x0, scale), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_loss_equals_pyg(rng: np.random.Generator) -> None:
+    src, dst, no_src, no_dst = rng.integers(6, size=(4, 9))
+    graph, negative = (
+        Graph.from_edges(*ends, num_nodes=6) for ends in ((src, dst), (no_src, no_dst))
+    )
+    x = rng.normal(size=(6, 4)).astype(np.float32)
+    for kind in ("MX", "SD"):
+        ours = layers.SuperGATConv(4, 8, heads=2, attention_type=kind, rngs=nnx.Rngs(0))
+        theirs = pyg.SuperGATConv(4, 4, 2, attention_type=kind, add_self_loops=False)
+        ours.kernel[...] = theirs.lin.weight.detach().numpy().T
+        edges, no_edges = (torch.tensor(np.stack(ends)) for ends in ((src, dst), (no_src, no_dst)))
+        theirs(torch.tensor(x), edges, neg_edge_index=no_edges)
+        expected = float(theirs.get_attention_loss().detach())
+        actual = ours.attention_loss(graph, negative.pad(num_nodes=6, num_edges=12), x)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
