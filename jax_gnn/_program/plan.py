@@ -51,8 +51,8 @@ class Plan:
         parts: The spaces of the graph.
         passes: The passes that are applied.
         linear_maps: Whether edge regions may contain linear maps.
-        has_kernels: Whether edge regions are those alone that a GPU has kernels for.
         requested: The passes that the program asks for.
+        has_kernels: Whether edge regions are those alone that a GPU has kernels for.
         trained: The plan that takes less with gradients, if there is another.
         variants: Rewritten results by passes and by content, and their costs, which plans of one
             program share: most sets of passes make one of a few equal programs.
@@ -62,8 +62,8 @@ class Plan:
     parts: Parts
     passes: tuple[str, ...]
     linear_maps: bool = True
-    has_kernels: bool = False
     requested: tuple[str, ...] = ()
+    has_kernels: bool = False
     trained: Plan | None = None
     variants: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
