@@ -12,7 +12,9 @@ from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.normal import normal_form
 from jax_gnn._program.patterns import Count, Einsum, Pattern, factors_of
 from jax_gnn._program.plan import Plan
-from jax_gnn._program.rows import Contract, Pull, Push, Row, Softmax, count_uses
+from jax_gnn._program.region_rows import linear_maps_of
+from jax_gnn._program.rows import Constant, Contract, Pull, Push, Row, Softmax, count_uses
+from jax_gnn._program.spaces import Space
 
 # Nanoseconds on one core of a CPU with AVX-512: of a byte that is moved, of a flop of a matrix
 # product, and of a row that is permuted, scattered by XLA, or summed by a kernel.
@@ -68,8 +70,15 @@ class _PlainCosts(Costs):
         return self._scatter(row.operands[0], row) if isinstance(row.op, Push) else super().of(row)
 
     def _is_elementwise(self, row: Row) -> bool:
-        # XLA on a CPU makes what it scatters row by row.
-        return super()._is_elementwise(row) or (isinstance(row.op, Push) and backend() == "cpu")
+        # XLA on a CPU makes what it scatters row by row. On a GPU it fuses small products of edges,
+        # but for those with constants, such as Clebsch-Gordan arrays.
+        if backend() == "cpu":
+            is_fused = isinstance(row.op, Push)
+        else:
+            is_edge = isinstance(row.op, Contract) and row.space is Space.EDGE
+            reads_constant = any(isinstance(x.op, Constant) for x in row.operands)
+            is_fused = is_edge and not (reads_constant or linear_maps_of(row))
+        return is_fused or super()._is_elementwise(row)
 
     def _scatter(self, x: Row, row: Row) -> Cost:
         moved = self._whole(row) + once(4 * self.num_edges)
