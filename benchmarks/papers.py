@@ -437,8 +437,10 @@ def _draw(path: Path, panels: dict[str, tuple[str, str, str, dict[str, str]]]) -
             found[title] = bars
     if not found:
         return
+    drawn = {label for bars in found.values() for label, ratios in bars.items() if ratios}
     figure, rows = pyplot.subplots(len(found), 1, figsize=(9, 2.1 * len(found)), squeeze=False)
-    for axes, (title, bars) in zip(rows[:, 0], found.items(), strict=True):
+    for axes, (title, of_panel) in zip(rows[:, 0], found.items(), strict=True):
+        bars = {label: ratios for label, ratios in of_panel.items() if label in drawn}
         shown = list(dict.fromkeys(itertools.chain(*bars.values())))
         width = 0.8 / len(bars)
         for i, (label, ratios) in enumerate(bars.items()):
