@@ -1098,3 +1098,8 @@ def test_fields_of_a_page_are_filled(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=field.partition(";")[0]):
             filled(field)
     papers.read.cache_clear()
+
+
+def test_numbers_of_the_pages_are_of_tables() -> None:
+    """README's and those of the page of papers; `python -m benchmarks papers` writes them."""
+    assert papers.run(check=True) == 0

@@ -24,7 +24,6 @@ from sybil.evaluators.skip import Skipper
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 import jax_gnn
-from benchmarks import papers
 from jax_gnn import cli
 
 ROOT = Path(__file__).parents[1]
@@ -320,8 +319,3 @@ def test_tables_of_changed_trees_are_named() -> None:
     assert count is not None and int(count[1]) == len(tables)
     named = set(re.findall(r"`(\w+)`", paragraph)) - {"segment_softmax"}
     assert named == {re.sub("^hypergnn_.*", "hypergnn", table) for table in tables}
-
-
-def test_numbers_of_the_pages_are_of_tables() -> None:
-    """README's and those of the page of papers; `python -m benchmarks papers` writes them."""
-    assert papers.run(check=True) == 0
