@@ -779,7 +779,7 @@ def test_data_of_triples(tmp_path, capsys):
     out = data_output(tmp_path / "facts.npz", capsys)
     assert " split of edges 1 train, 1 val, 1 test\n" in out
     assert " models rgcn --task link, compgcn --task link\n" in out
-    assert re.search(r" lacking .* has 0 labelled nodes.* \(rgcn, rgat, hgt\)\n", out)
+    assert re.search(r" lacking .* has 0 labelled nodes.* \(rgcn, rgat, hgt, simplehgn\)\n", out)
 
 
 @pytest.mark.parametrize(

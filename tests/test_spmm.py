@@ -796,8 +796,10 @@ def test_sorting_is_for_the_gradient_only(rng) -> None:
         return jax.grad(lambda x: jnp.sum(op(x, index) ** 2))(x)
 
     for function, sorts in ((op, False), (gradient, True)):
-        program = jax.jit(function).lower(x, ids[::-1]).compile().as_text()
-        assert ("segment_order" in program or "sort(" in program) == sorts
+        text = jax.jit(function).lower(x, ids[::-1]).compile().as_text()
+        # Metadata, and tables of frames, may name functions of tests that were traced before.
+        lines = [line.partition("metadata=")[0] for line in text.splitlines() if " = " in line]
+        assert any("segment_order" in line or "sort(" in line for line in lines) == sorts
 
 
 @on_kernels
