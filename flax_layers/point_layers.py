@@ -24,10 +24,14 @@ def shifted_softplus(x: Array) -> Array:
     return jax.nn.softplus(x) - math.log(2)
 
 
+def half_cosine(distance: Array, cutoff: float) -> Array:
+    """Return a factor that falls from 1 at distance 0 to 0 at the cutoff, and rises again."""
+    return 0.5 * (jnp.cos(distance * (math.pi / cutoff)) + 1)
+
+
 def cosine_cutoff(distance: Array, cutoff: float) -> Array:
     """Return a factor that falls from 1 at distance 0 to 0 at the cutoff, and stays 0."""
-    near = 0.5 * (jnp.cos(distance * (math.pi / cutoff)) + 1)
-    return jnp.where(distance < cutoff, near, 0)
+    return jnp.where(distance < cutoff, half_cosine(distance, cutoff), 0)
 
 
 def _cf(
@@ -41,8 +45,8 @@ def _cf(
     output: Any = dense("hidden", "out"),
     cutoff: float,
 ) -> Any:
-    near = 0.5 * (jnp.cos(distance * (math.pi / cutoff)) + 1)
-    return output(g.sum(g.src(x_src @ kernel) * filters(edge_features) * near.astype(x_src.dtype)))
+    near = half_cosine(distance, cutoff).astype(x_src.dtype)
+    return output(g.sum(g.src(x_src @ kernel) * filters(edge_features) * near))
 
 
 class CFConv(ProgramLayer):

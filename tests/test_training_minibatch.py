@@ -66,6 +66,15 @@ def settings(config, **changes):
     return config(**SMALL | native | changes)
 
 
+def started(dataset, config, split, rng):
+    """Return a training's feed, data and model of two classes; seeds, and a batch of them."""
+    feed = SampledNodes(dataset, config, [split])
+    data = feed.start(config, split, 0)
+    model = make_model(config, feed.graph, feed.inputs[0], 2, int(rng.integers(100)))
+    seeds = jnp.array([3, -1, *rng.integers(0, 40, 5)], jnp.int32)  # the second is padding
+    return feed, data, model, seeds, feed.batch(data, seeds, jax.random.key(int(rng.integers(100))))
+
+
 def test_every_seed_once_an_epoch(rng):
     ids = rng.choice(1000, rng.integers(1, 60), replace=False)
     size, seed = int(rng.integers(1, 70)), int(rng.integers(2**31))
@@ -87,12 +96,7 @@ def test_of_all_edges_a_step_is_that_of_the_whole_graph(config, make, rng):
     with jax.enable_x64(True):
         dataset, small = make(), settings(config, **ALL)
         split = Split(*np.split(np.arange(40), [20, 30]))
-        feed = SampledNodes(dataset, small, [split])
-        data = feed.start(small, split, 0)
-        model = make_model(small, feed.graph, feed.inputs[0], 2, int(rng.integers(100)))
-        # The second seed is padding.
-        seeds = jnp.array([3, -1, *rng.integers(0, 40, 5)], jnp.int32)
-        batch = feed.batch(data, seeds, jax.random.key(int(rng.integers(100))))
+        feed, data, model, seeds, batch = started(dataset, small, split, rng)
         logits = feed.logits(model, batch.graph, batch.inputs, None)
         expected = feed.logits(model, feed.graph, feed.inputs, None)
         valid = np.asarray(seeds) >= 0
@@ -207,11 +211,7 @@ def test_seeds_see_the_edges_up_to_their_time(config, undirected, rng):
         dataset = timed(rng)
         small = settings(config, **ALL, **options, feature_normalization="none")
         split = Split(*np.split(np.arange(35), [20, 30]))
-        feed = SampledNodes(dataset, small, [split])
-        data = feed.start(small, split, 0)
-        model = make_model(small, feed.graph, feed.inputs[0], 2, int(rng.integers(100)))
-        seeds = jnp.array([3, -1, *rng.integers(0, 40, 5)], jnp.int32)
-        batch = feed.batch(data, seeds, jax.random.key(int(rng.integers(100))))
+        feed, _, model, seeds, batch = started(dataset, small, split, rng)
         step = feed.logits(model, batch.graph, batch.inputs, None)
         evaluated = feed.logits(model, feed.graph, feed.inputs, None)
         predicted = TrainedModel(model, small).predict(dataset)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jax_gnn._core.arrays import FLOATS
+from jax_gnn._ops.edge_region.channels import MAX_UNROLLED_WEIGHTS
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
 from jax_gnn._program.backend import backend
@@ -18,8 +19,6 @@ from jax_gnn._program.patterns import Einsum, Factor, TypedDots, factors_of, wid
 from jax_gnn._program.rows import Apply, Constant, Contract, Row, RowFunction, sizes_of
 from jax_gnn._program.spaces import Space
 
-# Weights of a shared matrix whose product, and gradient, is written out for each edge.
-_MAX_UNROLLED_WEIGHTS = 64
 # Weights of a matrix in a region that tensor cores multiply with; larger ones are left to XLA.
 _MAX_TENSOR_CORE_WEIGHTS = 1 << 15
 
@@ -50,7 +49,7 @@ def fits_region(row: Row, matcher: Matcher, linear_maps: bool) -> bool:
         return True
     # What edges only read is multiplied where it is read.
     only_reads = all(factor.way or factor.row.is_shared for factor in factors)
-    limit = _max_weights(row, factors) if linear_maps else _MAX_UNROLLED_WEIGHTS
+    limit = _max_weights(row, factors) if linear_maps else MAX_UNROLLED_WEIGHTS
     return max(weights) <= limit and not only_reads
 
 
@@ -61,7 +60,7 @@ def _max_weights(row: Row, factors: Sequence[Factor]) -> int:
         is_map = not x.row.is_shared and set(x.labels) < set(matrix.labels)
         if is_map and backend() == "cuda" and row.dtype != np.float64:
             return _MAX_TENSOR_CORE_WEIGHTS
-    return _MAX_UNROLLED_WEIGHTS
+    return MAX_UNROLLED_WEIGHTS
 
 
 def linear_maps_of(row: Row) -> list[Row]:
@@ -70,7 +69,7 @@ def linear_maps_of(row: Row) -> list[Row]:
     return [
         x
         for x in operands
-        if x.is_shared and x.size > _MAX_UNROLLED_WEIGHTS and not isinstance(x.op, Constant)
+        if x.is_shared and x.size > MAX_UNROLLED_WEIGHTS and not isinstance(x.op, Constant)
     ]
 
 
