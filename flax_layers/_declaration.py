@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -127,6 +128,8 @@ class LinearOptions(Layer):
         self, rngs: nnx.Rngs, kernel_init: nnx.Initializer, bias_init: nnx.Initializer
     ) -> None:
         """Make the parameters, once all fields are set."""
+        for option in option_values(self):
+            setattr(self, option, _hashable(getattr(self, option)))
         options = self.use_bias, self.dtype, self.param_dtype, self.precision
         self._make_parameters(ParameterFactory(rngs, *options, kernel_init, bias_init))
 
@@ -175,6 +178,13 @@ class ParameterFactory(NamedTuple):
         # Initializers take fan-in and fan-out from the shape of one slice, hence a key for each.
         keys = jax.random.split(self.rngs.params(), math.prod(lead))
         return jax.vmap(lambda key: init(key, unit, self.param_dtype))(keys).reshape(shape)
+
+
+def _hashable(value: Any) -> Any:
+    """Return lists and arrays of integers as tuples: `jax.jit` hashes the options of modules."""
+    if isinstance(value, np.ndarray | Array) and value.ndim and value.dtype.kind in "iu":
+        value = value.tolist()
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def option_names(layer: type[nnx.Module]) -> tuple[str, ...]:

@@ -635,9 +635,8 @@ class PNAConv(PNAOptions, ProgramLayer):
                 raise TypeError(f"{name} must be a sequence of names, got {values!r}")
             for value in values:
                 check_choice(name, value, get_args(kinds))
-            setattr(self, name, tuple(values))
         histogram = self.degree_histogram
-        if not isinstance(histogram, Sequence | np.ndarray | Array):
+        if not isinstance(histogram, Sequence):
             raise TypeError(f"degree_histogram must be a sequence, got {described(histogram)}")
         counts = np.array(
             [check_integer(f"degree_histogram[{i}]", count) for i, count in enumerate(histogram)]
@@ -647,7 +646,6 @@ class PNAConv(PNAOptions, ProgramLayer):
                 "degree_histogram must be numbers of nodes by degree, some of which is not 0, got "
                 f"{self.degree_histogram!r}"
             )
-        self.degree_histogram = tuple(counts.tolist())
         degrees = np.arange(len(counts))
         self.mean_degree = float(counts @ degrees / counts.sum())
         self.mean_log_degree = float(counts @ np.log1p(degrees) / counts.sum())

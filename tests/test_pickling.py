@@ -14,6 +14,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -179,7 +180,12 @@ def test_objects_are_copied() -> None:
 
 
 def test_objects_of_another_process() -> None:
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2"}
+    # A layer's function is pickled by its name, in `layer_cases`.
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "JAX_NUM_CPU_DEVICES": "2",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
     worker = subprocess.run(
         [sys.executable, "-P", "-c", WORKER],
         input=pickle.dumps(pickled()),
