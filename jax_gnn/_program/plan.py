@@ -92,7 +92,12 @@ class Plan:
         options = self.linear_maps, self.has_kernels
         key = id(self.results), "compact_pairs" in self.passes, *options
         if key not in self.variants:
-            matcher = match_regions(self.results, self.parts, self.passes, *options)
+            if self.has_kernels:
+                regions = replace(self, has_kernels=False).matcher.regions
+                regions = {row: region for row, region in regions.items() if region.has_kernels()}
+                matcher = _with_regions(_matcher(self.results, self.parts, self.passes), regions)
+            else:
+                matcher = match_regions(self.results, self.parts, self.passes, self.linear_maps)
             self.variants[key] = Costs(matcher, self.results)
         costs: Costs = self.variants[key]
         return costs
@@ -213,12 +218,8 @@ def match_regions(
     parts: Parts,
     passes: Sequence[str],
     linear_maps: bool = True,
-    has_kernels: bool = False,
 ) -> Matcher:
-    """Return the patterns of a program, with the regions that gain time.
-
-    Of these, `has_kernels` leaves those that a GPU has kernels for.
-    """
+    """Return the patterns of a program, with the regions that gain time."""
     matcher = _matcher(results, parts, passes)
     if backend() == "cpu":  # XLA fuses functions of edges, and stores what gradients need
         return matcher
@@ -227,14 +228,17 @@ def match_regions(
         matcher.regions = regions
         return Costs(matcher, results).training(results)
 
+    candidates = Candidates(results, matcher, linear_maps)
+    return _with_regions(matcher, choose_regions(candidates, training_time))
+
+
+def _with_regions(matcher: Matcher, regions: Mapping[Row, EdgeRegion]) -> Matcher:
+    """Give a matcher its regions, and the pairs of these that one walk computes."""
     # Machines without regions never need this module.
     from jax_gnn._program.online_softmax import online_softmaxes
 
-    candidates = Candidates(results, matcher, linear_maps)
-    matcher.regions = choose_regions(candidates, training_time)
-    if has_kernels:
-        matcher.regions = {row: x for row, x in matcher.regions.items() if x.has_kernels()}
-    matcher.softmaxes = online_softmaxes(matcher.regions.values(), matcher.uses)
+    matcher.regions = regions
+    matcher.softmaxes = online_softmaxes(regions.values(), matcher.uses)
     return matcher
 
 

@@ -213,6 +213,17 @@ class TileInstructions(TileRows):
             self._moved[key] = self._product(step, row, first, stop - start)
         return self._row_text(self._moved[key], step.dtype.name, indices - start, wide)
 
+    def _check_matrix(self, step: Instruction) -> None:
+        """Raise Infeasible for a product whose matrix is not shared, or not read from memory."""
+        left, right = step.operands
+        if self.program.varies[right] or not self.program.varies[left]:
+            raise Infeasible("a product whose matrix is not shared")
+        if self.plan.method(step) == "tensor":
+            if self.plan.exact and not on_tensor_cores(self.program, step):
+                inner = dot_sizes(self.program, step)[0]
+                raise Infeasible(f"a product of {inner} terms in an order of its own")
+            matrix_layout(self.program, step)
+
     def _product(self, step: Instruction, row: int, first: int, count: int) -> Rows:
         """Return columns of the product of a row of the left operand.
 
@@ -222,9 +233,8 @@ class TileInstructions(TileRows):
             first: The first column, a multiple of eight.
             count: The number of columns.
         """
-        left, right = step.operands
-        if self.program.varies[right] or not self.program.varies[left]:
-            raise Infeasible("a product whose matrix is not shared")
+        self._check_matrix(step)
+        left = step.operands[0]
         inner, columns = dot_sizes(self.program, step)
         indices, places = row * inner + np.arange(inner), first + np.arange(count)
         method = self.plan.method(step)
@@ -232,8 +242,6 @@ class TileInstructions(TileRows):
             return self._scalar_product(step, row * columns + places)
         if method == "quad":
             return self._few_columns(step, indices, columns)
-        if self.plan.exact and not on_tensor_cores(self.program, step):
-            raise Infeasible(f"a product of {inner} terms in an order of its own")
         array, *strides = matrix_layout(self.program, step)
         precise = "true" if self.precise else "false"
         start, down, across, *groups = strides
