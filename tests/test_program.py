@@ -504,6 +504,24 @@ def test_rows_that_no_edge_reads_do_not_count(rng):
     assert all(np.isfinite(result).all() for result in after_sums(graph, **arguments))
 
 
+def test_linear_functions_of_unread_rows_need_no_counts(rng):
+    @program
+    def joined(g, x: Node, v: Relation):
+        w = jnp.concatenate([g.relation(v)[1:], -g.relation(v)[:1]])
+        return g.sum(jnp.tanh(g.src(x) @ w))
+
+    graph = RelationalGraph.from_triples([0, 1, 2], [0, 2, 0], [1, 2, 1], 5, 3)
+    arguments = {"x": rng.normal(size=(5, 4)), "v": rng.normal(size=(3, 4, 4))}
+    arguments["v"][1] = np.nan
+    assert_same(joined._function, graph, arguments)
+
+    def total(arguments):
+        return jnp.sum(joined(graph, **arguments))
+
+    assert np.isfinite(jax.tree.leaves(jax.grad(total)(arguments))[0]).all()
+    assert str(jax.make_jaxpr(total)(arguments)).count("jax_gnn_segment_reduce[") == 1
+
+
 def test_float16_products_stay_in_order():
     """Products in another order would exceed 65,504, the largest float16."""
 

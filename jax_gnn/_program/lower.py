@@ -173,15 +173,17 @@ class Lowering:
     def _safe_operand(self, row: Row, operand: Row) -> Array:
         """Return an operand of a function, with harmless values in rows that do not count.
 
-        A function that is not finite there would spoil gradients of shared operands. Functions that
-        are finite at 0 get zeros (padding holds zeros anyway), those that are finite at 1 get ones,
-        which XLA fuses; others get the first row that counts, for which XLA computes x twice.
+        A function that is not finite there would spoil gradients of shared operands; gradients of
+        linear functions do not depend on operands. Functions that are finite at 0 get zeros
+        (padding holds zeros anyway), those that are finite at 1 get ones, which XLA fuses; others
+        get the first row that counts, for which XLA computes x twice.
         """
         assert isinstance(row.op, Apply)
         x = self.array(operand)
         is_power = row.op.name == "integer_pow" and row.op.params["y"] > 0
         is_finite = is_power or row.op.name in _FINITE_AT_ZERO
-        if operand.is_shared or is_empty(x) or (is_finite and not _may_be_unread(row)):
+        is_harmless = row.op.name in _LINEAR or (is_finite and not _may_be_unread(row))
+        if operand.is_shared or is_empty(x) or is_harmless:
             return x
         counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None or is_finite:
@@ -641,6 +643,9 @@ _FINITE_AT_ZERO = {REACHED}.union(
     """.split()  # noqa: SIM905 (a list would take a line for each name)
 )
 """Functions that are finite at 0, with all derivatives."""
+
+_LINEAR = {"add", "concatenate", "neg", "pad", "reshape", "rev", "slice", "split", "squeeze", "sub"}
+"""Linear functions."""
 
 _FINITE_AT_ONE = set("atan2 cbrt div integer_pow log pow reciprocal rsqrt sqrt".split())  # noqa: SIM905
 """Functions that are finite at 1, with all derivatives."""

@@ -210,8 +210,11 @@ class Matrices:
         if space is Space.NODE:
             pointers = self.nodes.t_indptr if way == "src" else self.nodes.indptr
             return _mask(jnp.diff(pointers) > 0)
-        valid = in_range(self.nodes.rows, self.parts.num_dst).astype(jnp.float32)
         if space is Space.RELATION:
+            for pairs in (self.relational.pair_src, self.relational.pair_dst):
+                if pairs is not None:  # which have an edge each
+                    return _mask(pairs.sizes > 0)
+            valid = in_range(self.nodes.rows, self.parts.num_dst).astype(jnp.float32)
             return _any(valid, self.matrix(Space.EDGE, "relation"))
         if way == "type":
             return jnp.asarray(self.graph.node_type_sizes) > 0  # type: ignore[union-attr]

@@ -60,11 +60,13 @@ def may_reorder(dtype: object) -> bool:
 
 
 def _simplify(row: Row) -> Row:
-    """Fold constants, drop copies, and recognize constant gathers and LeakyReLUs."""
+    """Fold constants, drop copies and whole slices, recognize constant gathers and LeakyReLUs."""
     if not isinstance(row.op, Apply):
         return row
     name, operands = row.op.name, row.operands
     if name == "copy" or (name == "convert_element_type" and operands[0].dtype == row.dtype):
+        return operands[0]
+    if name == "slice" and operands[0].shape == row.shape:
         return operands[0]
     if not row.shape:
         value = constant_of(row)
