@@ -176,7 +176,7 @@ class NodeTable(FileTable):
         plan: Mapping[str, Any] | None,
         *,
         kind: str = "",
-        uses: Sequence[str] = ("split", "label"),
+        uses: Sequence[str] = ("split", "time", "label"),
         unit: str = "",
         of_graphs: bool = False,
         counted: bool = False,
@@ -229,9 +229,13 @@ class NodeTable(FileTable):
             unused = self.columns.keys() - self.roles.values()
             self.details |= dict.fromkeys(unused, f"not used: {reason}") | self.features.details
             if "time" in self.roles:
-                with contextlib.suppress(ValueError):  # else the column is a feature alone
+                name, kind = self.roles["time"], "graph" if of_graphs else "node"
+                try:
                     self.read_times(unit)
-                    self.details[self.roles["time"]] += "; also the time of the node"
+                    also = "" if of_graphs else f"{self.details[name]}; also "
+                    self.details[name] = f"{also}the time of the {kind}"
+                except ValueError as error:  # the column is a feature alone
+                    self.notices.append(f"{error}; {kind}s have no times")
             self.y = np.full(rows, -1)
             for role in self.roles.keys() & {"label", "target", "y"}:
                 self._read_labels(role, self.roles[role])
@@ -296,6 +300,7 @@ class NodeTable(FileTable):
             "y": self.y,
             "label_names": self.label_names,
             "node_names": tuple(map(str, names.tolist())),
+            "node_time": self.time,
             **self.split_fields(names.tolist()),
         }
 
