@@ -80,7 +80,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     minimum = max(_MIN_LABELLED, folds)
     if published is None and labelled < minimum:
         tables = {"graph": "graphs.csv"}.get(dataset.example, "the table of nodes")
-        place = f"the column 'label' or 'target' of {tables}" if dataset.columns else "y"
+        place = f"the column 'label' or 'target' of {tables}, or one that --label or --target names"
+        place = place if dataset.columns else "y"
         raise data_error(
             dataset,
             f"has {labelled} labelled {dataset.example}s; splits need at least "

@@ -65,6 +65,8 @@ class TableOptions:
                 f"fill_missing must be one of {', '.join(FILLS)} and text drop or hash, got "
                 f"{self.fill_missing!r}, {self.text!r}"
             )
+        if self.label is not None and self.target is not None and not self.recipe:
+            raise ValueError(f"label must be None beside target, got {self.label!r}")
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -76,8 +78,6 @@ class TableOptions:
         """Names of columns by role, which the recipe has if there is one."""
         roles = "src", "dst", "node", "label", "target", "time", "weight"
         names = {role: name for role in roles if (name := getattr(self, role)) is not None}
-        if "label" in names and "target" in names:
-            raise ValueError(f"label must be None beside target, got {self.label!r}")
         return dict(self.plan.get("roles", {})) if self.recipe else names
 
     def column(self, role: str, columns: Sequence[str], *, lenient: bool = False) -> str | None:
@@ -258,7 +258,7 @@ class NodeTable(FileTable):
         values, kind = self.columns[name], ""
         if role != "target":
             classes, (self.y,) = encode({name: blank_markers(values)})
-            if _are_classes(classes.tolist()):
+            if self._has_classes(name):
                 self.label_names = tuple(map(str, classes.tolist()))
                 kind = f"{classes.size:,} classes"
             elif role == "label":
@@ -272,6 +272,15 @@ class NodeTable(FileTable):
             self.y = self.rounded(name, reading.values)
         known = len(self.y) - int(self.is_unlabelled.sum())
         self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
+
+    def _has_classes(self, name: str) -> bool:
+        """Return whether the cells of a column are text or dates, or all whole numbers."""
+        with contextlib.suppress(ValueError):  # of typos, which are classes
+            reading = read_kind(name, self.columns[name], self.place)
+            if reading.kind in ("number", "index"):
+                known = reading.values[~np.isnan(reading.values)]
+                return bool((np.floor(known) == known).all())
+        return True
 
     def split_fields(self, names: Sequence[object], first: int = 0) -> dict[str, Any]:
         """Return the rows of each part by field of a dataset, from the number of the first row."""
@@ -351,14 +360,6 @@ class EdgeTable(FileTable):
                 except ValueError as error:  # such as of durations
                     self.notices.append(f"{error}; times are not used")
         return self
-
-
-def _are_classes(names: list[str | int]) -> bool:
-    """Return whether some names are text, or all are whole numbers."""
-    try:
-        return all(float(name).is_integer() for name in names)
-    except ValueError:
-        return True
 
 
 def number_ends(
