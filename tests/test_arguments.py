@@ -492,6 +492,10 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         datasets.random_split,
         {"y": [0, 1, 0, 1], "train": 0.5, "valid": 0.25, "seed": 0},
     ),
+    "time_split": (
+        datasets.time_split,
+        {"y": [0, 1, 0, 1], "node_time": [3, 1, 2, 0], "train": 0.5, "valid": 0.25, "seed": 0},
+    ),
     "split_edges": (
         datasets.split_edges,
         {"graph": RING, "valid": 0.2, "test": 0.2, "seed": 0, "undirected": False},

@@ -194,6 +194,7 @@ def test_csv_of_text(tmp_path):
         ("id,target\n1,a\n", "src,dst\n", "'target': 1 of 1 cells are no numbers: nodes.csv:2"),
         ("id,target,label\n1,2,a\n", "src,dst\n", "regress on, and not 'label' beside it"),
         ("id,label\n1,0.5\n", "src,dst\n", "'label' has numbers that are no classes; call it"),
+        ("id,label\n1,$1.5\n2,$2\n", "src,dst\n", "'label' has numbers that are no classes"),
         ("id,split\n1,best\n", "src,dst\n", "nodes.csv: column 'split': expected train, .*'best'"),
         ("id,x\n1\n", "src,dst\n", r"nodes.csv: .*nodes.csv:2 must have 2 cells .*, got 1"),
         (

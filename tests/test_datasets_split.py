@@ -1,4 +1,4 @@
-"""Random splits of labelled nodes."""
+"""Splits of labelled nodes, at random and by time."""
 
 import numpy as np
 import pytest
@@ -25,6 +25,25 @@ def test_random_split():
     )
     assert counts[[5, 50]].tolist() == [0, 0]
     assert 150 < counts[y >= 0].min() <= counts.max() < 250
+
+
+def test_time_split(rng):
+    y, times = np.arange(103) % 7 - (np.arange(103) < 9), rng.integers(-20, 20, 103) * 10**12
+    split = datasets.time_split(y, times, train=0.6, valid=0.2, seed=0)
+    parts = split.train, split.valid, split.test
+    sizes = datasets.random_split(y, train=0.6, valid=0.2, seed=0)
+    assert [*map(len, parts)] == [*map(len, (sizes.train, sizes.valid, sizes.test))]
+    together = np.concatenate(parts)
+    np.testing.assert_array_equal(np.sort(together), np.flatnonzero(y >= 0))
+    assert (np.diff(times[together]) >= 0).all()
+    # The seed orders nodes of one time alone.
+    other = datasets.time_split(y, times, train=0.6, valid=0.2, seed=1)
+    again = np.concatenate([other.train, other.valid, other.test])
+    np.testing.assert_array_equal(times[again], times[together])
+    assert not np.array_equal(again, together)
+    for wrong, message in ((times[1:], "expected 103 entries, got 102"), (times / 2, "integers")):
+        with pytest.raises(ValueError, match=f"node_time: .*{message}"):
+            datasets.time_split(y, wrong, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+import jax_gnn
 from jax_gnn import Graph, cli, convert
 from jax_gnn.datasets import (
     load_any,
@@ -327,6 +328,35 @@ def test_times(tmp_path, capsys):
     assert "edges are split by time: " in capsys.readouterr().err
     assert cli.main(["data", str(tmp_path)]) == 0
     assert "used by --task link, which splits edges by them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["sage", "rgcn", "hgnn", "gin"])
+def test_nodes_are_split_by_time(tmp_path, capsys, model):
+    """The earliest rows with labels train, the last test, in each layout."""
+    files = generated("rgcn" if model == "sage" else model)
+    if model == "sage":
+        files = {"nodes.csv": files["nodes/item.csv"], "edges.csv": "src,dst\nn0,n1\nn1,n2\n"}
+    name = {"gin": "graphs.csv", "rgcn": "nodes/item.csv"}.get(model, "nodes.csv")
+    header, *rows = files[name].splitlines()
+    days = np.random.default_rng(1).permutation(len(rows))
+    lines = [f"{row},{np.datetime64('2024-01-01') + day}" for row, day in zip(rows, days, strict=1)]
+    files[name] = "\n".join([f"{header},Seen", *lines])
+    source = str(write(tmp_path / "data", files))
+    words = ["--data", source, "--epochs", "2", "--splits", "2"]
+    words += ["--task", "graph"] if model == "gin" else ["--no-baseline"]
+    out = tmp_path / "out"
+    assert cli.main(["train", model, *words, "--time", "Seen", "--output", str(out)]) == 0
+    assert "s are split by time: 25 to train, 12 to validate, 13 to test" in capsys.readouterr().err
+    ids = np.concatenate([*vars(jax_gnn.load(out).split).values()])
+    assert ids.tolist() == [i for i in np.argsort(days).tolist() if not rows[i].endswith(",")]
+    # Without the column, or with a missing time, an error names what is missing.
+    assert cli.main(["train", model, *words, "--split", "time", "--output", str(out)]) == 2
+    kind = "graphs" if model == "gin" else "nodes"
+    assert f"has no times of {kind} to split by" in capsys.readouterr().err
+    files[name] += f"\nlast{',1' * header.count(',')},"
+    write(tmp_path / "data", files)
+    assert cli.main(["train", model, *words, "--split", "time", "--time", "Seen"]) == 2
+    assert f"column 'Seen': {name.rpartition('/')[2]}:62 has no time" in capsys.readouterr().err
 
 
 def shuffled(text, keep=slice(None)):

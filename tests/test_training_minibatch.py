@@ -22,6 +22,7 @@ from flax_layers.training import (
     GATv2Config,
     GCNConfig,
     GINConfig,
+    GINGraphConfig,
     GraphTransformerConfig,
     HGTConfig,
     PNAConfig,
@@ -37,6 +38,7 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
+from flax_layers.training.data import splits_by_time
 from flax_layers.training.epochs import Runner
 from flax_layers.training.minibatch import SampledNodes, seeds_of_epoch
 from flax_layers.training.trained import TrainedModel, make_model
@@ -266,6 +268,23 @@ def test_the_past_tells_and_the_future_does_not(config, fanouts, rng, monkeypatc
     assert min(accuracies[key] for key in ((True, True), (True, False), (False, False))) > 0.85
     # Four standard deviations of chance among 100 or so test nodes.
     assert abs(accuracies[False, True] - 0.5) < 0.2
+
+
+def test_later_nodes_are_told_by_their_past(rng):
+    # All nodes have times, so that the earliest train and each sees its past alone.
+    dataset = in_time(rng, True)
+    dataset = dataclasses.replace(dataset, train_idx=None, val_idx=None, test_idx=None)
+    options = {"splits": 1, "epochs": 25, "hidden_features": 16, "batch_size": 32}
+    result = train(dataset, SAGEConfig(**options, direction="directed", edge_time=True))
+    times = [dataset.node_time[ids] for ids in vars(result.trained.split).values()]
+    assert [*map(len, times)] == [300, 150, 150] and result.run.over == "seeds"
+    assert times[0].max() <= times[1].min() <= times[1].max() <= times[2].min()
+    assert result.run.best_test_accuracy[0] > 0.85
+    for split in ("random", "published"):
+        config = SAGEConfig(**options, split=split)
+        assert not splits_by_time(dataset, config)
+    with pytest.raises(ValueError, match="must not be 'time' with folds"):
+        GINGraphConfig(split="time", folds=3)
 
 
 def test_runs_by_time_go_on_and_load(tmp_path, rng, monkeypatch):

@@ -29,6 +29,7 @@ from jax_gnn.datasets import (
     Split,
     random_folds,
     random_split,
+    time_split,
     with_noisy_label_features,
     with_random_features,
 )
@@ -54,13 +55,20 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     """
     # A published split is checked by the seed of the first run, as seeds draw validation nodes.
     folds = getattr(config, "folds", 0)
-    fixed = config.split != "random" and not folds
+    fixed = config.split in ("auto", "published") and not folds
     published = _published_split(dataset, config, config.seed) if fixed else None
     for part, title in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if published is not None and not getattr(published, part).size:
             raise data_error(
                 dataset, f"has a published split without {title} nodes; split it at random"
             )
+    if config.split == "time" and dataset.node_time is None:
+        raise data_error(
+            dataset,
+            f"has no times of {dataset.example}s to split by: give whole numbers or dates as "
+            "node_time, or for tables in the column 'time', or one that --time names"
+            + "".join(f"; {notice}" for notice in dataset.notices if "no time" in notice),
+        )
     if config.split == "published" and fixed and published is None:
         raise data_error(
             dataset,
@@ -72,7 +80,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     minimum = max(_MIN_LABELLED, folds)
     if published is None and labelled < minimum:
         tables = {"graph": "graphs.csv"}.get(dataset.example, "the table of nodes")
-        place = f"the column 'label' or 'target' of {tables}" if dataset.columns else "y"
+        place = f"the column 'label' or 'target' of {tables}, or one that --label or --target names"
+        place = place if dataset.columns else "y"
         raise data_error(
             dataset,
             f"has {labelled} labelled {dataset.example}s; splits need at least "
@@ -96,7 +105,7 @@ def check_times(dataset: NodeDataset, config: TrainConfig) -> None:
     Raises:
         ValueError: They have none.
     """
-    times = (getattr(dataset, f"{what}_time", None) for what in ("edge", "node"))
+    times = getattr(dataset, "edge_time", None), dataset.node_time
     if getattr(config, "edge_time", False) and any(values is None for values in times):
         raise data_error(
             dataset,
@@ -315,8 +324,20 @@ def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
         train = np.flatnonzero((fold_of != fold) & dataset.has_label())
         test = np.flatnonzero(fold_of == fold)
         return Split(train, test, test)
+    labelled = np.where(dataset.has_label(), 0, -1)
+    if splits_by_time(dataset, config):
+        assert dataset.node_time is not None
+        return time_split(labelled, dataset.node_time, seed=seed)
     published = None if config.split == "random" else _published_split(dataset, config, seed)
-    return published or random_split(np.where(dataset.has_label(), 0, -1), seed=seed)
+    return published or random_split(labelled, seed=seed)
+
+
+def splits_by_time(dataset: NodeDataset, config: TrainConfig) -> bool:
+    """Return whether nodes, or graphs, are split by their times."""
+    if getattr(config, "folds", 0) or dataset.node_time is None:
+        return False
+    has_split = _published_split(dataset, config, config.seed) is not None
+    return config.split == "time" or (config.split == "auto" and not has_split)
 
 
 def _published_split(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split | None:

@@ -22,6 +22,7 @@ from flax_layers.training.data import (
     num_outputs,
     settled,
     split_of,
+    splits_by_time,
     sum_size,
     target_scaled,
 )
@@ -52,9 +53,10 @@ def train(
     """Train one model per split and report test accuracy at the best validation epoch.
 
     Adam on the whole graph, on sampled batches of its nodes, or on batches of many graphs. The
-    splits are those of `TrainConfig.split`: the published one, that is another seed each time, or
-    random ones as AllSet's (Chien et al., arXiv 2106.13264, section 5), 50 % of the labelled nodes
-    to train, 25 % to validate, 25 % to test. With `folds` there is a cross-validation instead.
+    splits are those of `TrainConfig.split`: the published one, that is another seed each time; or
+    50 % of the labelled nodes to train, 25 % to validate, 25 % to test, by their times or at
+    random, as AllSet's (Chien et al., arXiv 2106.13264, section 5). With `folds` there is a
+    cross-validation instead.
 
     Args:
         dataset: Structure, labels and features.
@@ -80,9 +82,10 @@ def train(
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
-        ValueError: The dataset has too few labelled nodes, no features or no published split, if it
-            is asked for; or the state is of other settings or data, or exists without `resume`; or
-            there are fewer devices, or the model or a setting is for one alone.
+        ValueError: The dataset has too few labelled nodes, no features or no published split or
+            times, if they are asked for; or the state is of other settings or data, or exists
+            without `resume`; or there are fewer devices, or the model or a setting is for one
+            alone.
         OSError: The state cannot be written, as the disk is full; an earlier state stays whole.
     """
     recipe = recipe_of(config, dataset)
@@ -172,6 +175,7 @@ def train(
     model = nnx.merge(graphdef, *best.variables, constants)
     model.eval()
     fixed = config.split != "random" and dataset.published_split is not None
+    fixed |= splits_by_time(dataset, config)
     over: Any = "folds" if folds else "seeds" if fixed else "splits"
     runs = [runner.result(over) for runner in runners]
     structure = dataset if recipe.structure is None else feed.graph

@@ -108,8 +108,13 @@ def _edges_per_seed(fanouts: tuple[int, ...]) -> int:
 
 def _most(graph: Any) -> int:
     """Return the largest number of edges into a node, of all relations, or 1."""
-    edges: Graph = getattr(graph, "nodes", graph)
-    return max(int(np.diff(np.asarray(edges.indptr)).max(initial=1)), 1)
+    return int(np.max(getattr(graph, "nodes", graph).in_degrees(), initial=1))
+
+
+def _drawn_fanouts(config: SampledConfig, graph: Any) -> tuple[int, ...]:
+    """Return the edges that a step draws into each node, by layer."""
+    # All edges of a node are as many as any node has.
+    return tuple(_most(graph) if n < 0 else n for n in config.layer_fanouts)
 
 
 def evaluation_fanouts(config: SampledConfig, graph: Graph) -> tuple[int, ...]:
@@ -117,9 +122,7 @@ def evaluation_fanouts(config: SampledConfig, graph: Graph) -> tuple[int, ...]:
 
     Others are those of the settings.
     """
-    most = _most(graph)
-    everything = (most,) * config.num_layers
-    drawn = tuple(most if n < 0 else n for n in config.layer_fanouts)
+    everything, drawn = (_most(graph),) * config.num_layers, _drawn_fanouts(config, graph)
     count = _edges_per_seed(everything)
     few = count * graph.num_dst <= MAX_EVALUATED or count <= _edges_per_seed(drawn)
     return everything if few else drawn
@@ -152,10 +155,8 @@ class Neighborhoods:
     @classmethod
     def of(cls, config: SampledConfig, graph: Any) -> Neighborhoods:
         """Return those of a training."""
-        # All edges of a node are as many as any node has.
-        fanouts = tuple(_most(graph) if n < 0 else n for n in config.layer_fanouts)
         sums = config.model in ("gcn", "gin") or getattr(config, "reduce", "") == "sum"
-        return cls(fanouts, config.disjoint, sums, config.model == "gcn")
+        return cls(_drawn_fanouts(config, graph), config.disjoint, sums, config.model == "gcn")
 
     def evaluating(self, config: SampledConfig, graph: Any) -> Neighborhoods:
         """Return those of an evaluation up to nodes' times."""

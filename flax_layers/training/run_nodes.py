@@ -13,7 +13,7 @@ import numpy as np
 from flax_layers.training import options, report
 from flax_layers.training.baselines import baseline_scores, best_baseline, summaries, verdict
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
-from flax_layers.training.data import check_dataset, num_outputs
+from flax_layers.training.data import check_dataset, num_outputs, splits_by_time
 from flax_layers.training.devices import check_devices
 from flax_layers.training.direction import settled_direction
 from flax_layers.training.loop import train
@@ -22,6 +22,7 @@ from flax_layers.training.neighborhoods import evaluation_text
 from flax_layers.training.plot import plot_learning_curves
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
+from flax_layers.training.trained import TrainedModel
 from flax_layers.training.types import ArrayByType, Method
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
@@ -140,7 +141,7 @@ def _print_result(
     print()
 
 
-def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig) -> None:
+def _print_notes(dataset: NodeDataset, config: TrainConfig, trained: TrainedModel) -> None:
     """Print on stderr the data that do not count, or not as given, and the choices of "auto"."""
     weighted = getattr(dataset, "edge_weight", None) is not None
     if dataset.repeated:
@@ -152,7 +153,13 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig
     if getattr(dataset, "edge_time", None) is not None and not getattr(config, "edge_time", False):
         advice = "nodes see edges of all times; --batch-size N --edge-time: up to their own"
         print(f"jax-gnn: times of edges are not used ({advice})", file=sys.stderr)
-    options.print_data_notes(dataset, config, settled)
+    if splits_by_time(dataset, config):
+        sizes = "{:,} to train, {:,} to validate, {:,} to test".format(
+            *map(len, vars(trained.split).values())
+        )
+        split = f"{dataset.example}s are split by time: {sizes}"
+        print(f"jax-gnn: {split} (--split random: at random)", file=sys.stderr)
+    options.print_data_notes(dataset, config, trained.config)
 
 
 def _results(
@@ -229,7 +236,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
                 keep_state=True,
             )
         scores = baseline_scores(dataset, result.trained.config)
-        _print_notes(dataset, config, result.trained.config)
+        _print_notes(dataset, config, result.trained)
         summary = _dataset_summary(dataset, result)
         assert result.trained.seed is not None
         split = result.trained.seed - config.seed

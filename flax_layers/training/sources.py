@@ -129,8 +129,13 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
     if getattr(dataset, "edge_time", None) is not None:
-        seen = ", with --batch-size by --edge-time" * (dataset.node_time is not None)  # type: ignore[attr-defined]
+        seen = ", with --batch-size by --edge-time" * (dataset.node_time is not None)
         yield ["edge times", f"used by --task link, which splits edges by them{seen}"]
+    if dataset.node_time is not None:
+        yield [
+            f"{dataset.example} times",
+            "split the data, unless --split or its own says otherwise",
+        ]
     for i, (name, text) in enumerate(dataset.columns):
         yield ["" if i else "columns", f"{name or '(no name)'}: {text}"]
     for notice in dataset.notices:

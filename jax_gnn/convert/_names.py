@@ -87,7 +87,7 @@ def find_ends(
     others = ", ".join(f"{first} and {second}" for first, second in words[1:4])
     raise ValueError(
         f"expected the columns {words[0][0]} and {words[0][1]}, got {', '.join(columns)}; {others} "
-        "will do, too"
+        "will do, too, or name yours by src and dst (--src, --dst)"
     )
 
 
@@ -106,7 +106,8 @@ def find_id(columns: Collection[str], kind: str = "") -> str:
         if name := find(columns, words, _ID):
             return name
     raise ValueError(
-        f"expected the column id, got {', '.join(columns)}; call the column that names the nodes id"
+        f"expected the column id, got {', '.join(columns)}; call the column that names the nodes "
+        "so, or name it by node (--node)"
     )
 
 

@@ -141,8 +141,10 @@ def from_table(
     plan = Recipe(arguments, {}, {}, [])
     if recipe is not None:
         plan = Recipe(**json.loads(recipe))
-        src, dst, node, relation, hypergraph, directed, *rest = plan.arguments.values()
-        one_hot, labels, ignore, fill_missing = rest
+        of = plan.arguments.__getitem__
+        src, dst, node, relation = map(of, ("src", "dst", "node", "relation"))
+        hypergraph, directed, fill_missing = map(of, ("hypergraph", "directed", "fill_missing"))
+        one_hot, labels, ignore = map(of, ("one_hot", "labels", "ignore"))
     by_type = isinstance(edges, Mapping) and any(isinstance(key, tuple) for key in edges)
     kinds = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
     if len(chosen := [kind for kind, is_chosen in kinds.items() if is_chosen]) > 1:

@@ -38,7 +38,7 @@ from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._pickle import PickleFormatError
 from jax_gnn.datasets._planetoid import load_planetoid
 from jax_gnn.datasets._rdf import load_rdf
-from jax_gnn.datasets._split import Split, random_folds, random_split
+from jax_gnn.datasets._split import Split, random_folds, random_split, time_split
 from jax_gnn.datasets._text import load_allset, load_cornell
 from jax_gnn.datasets._triples import load_triples
 
@@ -86,6 +86,7 @@ __all__ = [
     "random_split",
     "reversed_share",
     "split_edges",
+    "time_split",
     "with_noisy_label_features",
     "with_random_features",
     "with_split_edges",

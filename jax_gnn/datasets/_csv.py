@@ -87,8 +87,8 @@ def load_csv(
     nodes_path, edges_path = locate_tables(path, "nodes", "edges")
     # Edges are read first, so that a missing column is reported before any conversion.
     edges = EdgeTable.read(edges_path, options, ("weight", "time"))
-    memory, uses = Memory(nodes_path, edges_path), ("split", "time", "label")
-    nodes = NodeTable.read(nodes_path, memory, options, options.plan, uses=uses, unit=edges.unit)
+    memory = Memory(nodes_path, edges_path)
+    nodes = NodeTable.read(nodes_path, memory, options, options.plan, unit=edges.unit)
     names, (ends,) = number_ends({"": nodes}, [edges])
     with errors_in(nodes_path):
         dataset = GraphDataset(
@@ -97,7 +97,6 @@ def load_csv(
             dst=ends[1],
             edge_weight=edges.weight,
             edge_time=edges.time,
-            node_time=nodes.time,
             **nodes.fields(names[""]),
         )
     notice = "column 'graph': beside graphs.csv, with a row for each, these are many graphs"
@@ -172,6 +171,11 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     first = dict(zip(nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
     x_by_type = {kind: x for kind, table in nodes.items() if (x := table.features.x) is not None}
     target = nodes[labelled[0]] if labelled else None
+    node_time = None
+    if target is not None and target.time is not None:  # other nodes have always been there
+        node_time = np.full(sum(sizes), np.iinfo(np.int64).min)
+        start = first[labelled[0]]
+        node_time[start : start + len(target.y)] = target.time
     missing = -1 if target is None or target.label_names is not None else np.nan
     with errors_in(folder):
         splits: dict[str, Any] = {}
@@ -196,6 +200,7 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
             format="tables" if x_by_type else "",
             y=np.concatenate([np.where(t.is_unlabelled, missing, t.y) for t in nodes.values()]),
             label_names=target.label_names if target else None,
+            node_time=node_time,
             **splits,
         )
     predicted = settings.plan.get("predicted", labelled[0] if labelled else None)
@@ -284,6 +289,7 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
             x=x,
             feature_names=feature_names,
             y=graphs.y,
+            node_time=graphs.time,
             label_names=graphs.label_names,
             graph_names=tuple(map(str, names.tolist())),
             **graphs.split_fields(names.tolist()),

@@ -40,6 +40,8 @@ class NodeDataset:
             :func:`with_noisy_label_features` and :func:`with_random_features`).
         y: ``(num_nodes,)`` int32 classes from 0; -1 is unlabelled. Or numbers to regress on,
             ``(num_nodes,)`` or ``(num_nodes, targets)`` float32; NaN is unlabelled.
+        node_time: ``(num_nodes,)`` int64 times, in the unit of those of edges; None if nodes have
+            no times.
         train_idx: ``(n,)`` int32, the training nodes of the only or first published split.
         val_idx: ``(k,)`` int32, the validation nodes of this split.
         test_idx: ``(m,)`` int32, the test nodes of this split.
@@ -66,6 +68,7 @@ class NodeDataset:
     num_nodes: int
     x: np.ndarray | None = None
     y: np.ndarray
+    node_time: np.ndarray | None = None
     train_idx: np.ndarray | None = None
     val_idx: np.ndarray | None = None
     test_idx: np.ndarray | None = None
@@ -100,6 +103,8 @@ class NodeDataset:
         count, what = self.num_examples, self.example
         if len(y) != count:
             raise ValueError(f"y: expected {count} entries, one for each {what}, got {len(y)}")
+        if self.node_time is not None:
+            self._set("node_time", check_times("node_time", self.node_time, count))
         parts = ("train_idx", "val_idx", "test_idx")
         for part in parts:
             self._check_split(part)
@@ -289,14 +294,12 @@ class GraphDataset(NodeDataset):
         edge_weight: ``(num_edges,)`` float32, finite, summed over repetitions; None if edges have
             no weights.
         edge_time: ``(num_edges,)`` int64, of repetitions the earliest; None if edges have no times.
-        node_time: ``(num_nodes,)`` int64, in the unit of edges; None if nodes have no times.
     """
 
     src: np.ndarray
     dst: np.ndarray
     edge_weight: np.ndarray | None = None
     edge_time: np.ndarray | None = None
-    node_time: np.ndarray | None = None
 
     _counts = ("num_nodes", "num_edges", "num_features", "num_classes")
 
@@ -308,12 +311,10 @@ class GraphDataset(NodeDataset):
             weight = check_features("edge_weight", weight[:, None], places.size, "edges")[:, 0]
             self._set("edge_weight", np.zeros(self.src.size, np.float32))
             np.add.at(self.edge_weight, places, weight)
-        for field, count in (("edge_time", places.size), ("node_time", self.num_nodes)):
-            if (times := getattr(self, field)) is not None:
-                self._set(field, check_times(field, times, count))
         if self.edge_time is not None:
+            times = check_times("edge_time", self.edge_time, places.size)
             earliest = np.full(self.src.size, np.iinfo(np.int64).max)
-            np.minimum.at(earliest, places, self.edge_time)
+            np.minimum.at(earliest, places, times)
             self._set("edge_time", earliest)
 
     @property
@@ -330,8 +331,8 @@ class GraphDataset(NodeDataset):
 class GraphsDataset(NodeDataset):
     """Graphs with a label each; further fields are those of :class:`NodeDataset`.
 
-    Nodes are numbered one graph after another; labels and splits are of graphs. Edges are directed
-    and sorted by destination, then source, with repetitions removed.
+    Nodes are numbered one graph after another; labels, splits and times are of graphs. Edges are
+    directed and sorted by destination, then source, with repetitions removed.
 
     Attributes:
         sizes: ``(num_graphs,)`` int32, number of nodes of each graph.

@@ -1,13 +1,14 @@
-"""Random splits of labelled nodes into training, validation and test nodes."""
+"""Splits of labelled nodes into training, validation and test nodes, at random or by time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jax_gnn._core.arguments import check_number
-from jax_gnn.datasets._check import MAX_SIZE, check_ids, random_generator
+from jax_gnn.datasets._check import MAX_SIZE, check_ids, check_times, random_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,40 @@ def random_split(y: np.ndarray, *, train: float = 0.5, valid: float = 0.25, seed
         ValueError: ``y`` is not one axis of integers from -1; ``train`` is not above 0, ``valid``
             is below 0, or they exceed 1 together; or no node is left to train on.
     """
+    return Split(*np.split(*_shuffled(y, train, valid, seed)))
+
+
+def time_split(
+    y: np.ndarray, node_time: ArrayLike, *, train: float = 0.5, valid: float = 0.25, seed: int
+) -> Split:
+    """Split the labelled nodes by time: the earliest train, the next validate, the last test.
+
+    Numbers of nodes are those of :func:`random_split`. Nodes of one time are in random order.
+
+    Args:
+        y: ``(num_nodes,)`` integer classes; -1 is unlabelled.
+        node_time: ``(num_nodes,)`` integers, the times of the nodes.
+        train: share of the training nodes.
+        valid: share of the validation nodes.
+        seed: seed of the order of nodes of one time.
+
+    Raises:
+        TypeError: ``train``, ``valid`` or ``seed`` is not a number.
+        ValueError: ``node_time`` is not as many integers as ``y`` has; or as of `random_split`.
+
+    Example:
+        >>> time_split(np.array([0, 1, 0, 1, -1]), [2021, 2019, 2022, 2020, 2018], seed=0).train
+        array([1, 3], dtype=int32)
+    """
+    ids, cuts = _shuffled(y, train, valid, seed)
+    times = check_times("node_time", node_time, len(y))
+    return Split(*np.split(ids[np.argsort(times[ids], kind="stable")], cuts))
+
+
+def _shuffled(
+    y: np.ndarray, train: float, valid: float, seed: int
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return the labelled nodes in random order, and the ends of the first two parts."""
     labelled = np.flatnonzero(check_ids("y", y, MAX_SIZE, start=-1) >= 0).astype(np.int32)
     check_number("train", train)
     check_number("valid", valid)
@@ -81,5 +116,4 @@ def random_split(y: np.ndarray, *, train: float = 0.5, valid: float = 0.25, seed
         raise ValueError(
             f"y has {labelled.size} labelled nodes, of which train={train} leaves none to train on"
         )
-    shuffled = random_generator(seed).permutation(labelled)
-    return Split(*np.split(shuffled, [num_train, num_train + num_valid]))
+    return random_generator(seed).permutation(labelled), (num_train, num_train + num_valid)

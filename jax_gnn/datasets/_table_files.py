@@ -65,6 +65,8 @@ class TableOptions:
                 f"fill_missing must be one of {', '.join(FILLS)} and text drop or hash, got "
                 f"{self.fill_missing!r}, {self.text!r}"
             )
+        if self.label is not None and self.target is not None and not self.recipe:
+            raise ValueError(f"label must be None beside target, got {self.label!r}")
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -76,8 +78,6 @@ class TableOptions:
         """Names of columns by role, which the recipe has if there is one."""
         roles = "src", "dst", "node", "label", "target", "time", "weight"
         names = {role: name for role in roles if (name := getattr(self, role)) is not None}
-        if "label" in names and "target" in names:
-            raise ValueError(f"label must be None beside target, got {self.label!r}")
         return dict(self.plan.get("roles", {})) if self.recipe else names
 
     def column(self, role: str, columns: Sequence[str], *, lenient: bool = False) -> str | None:
@@ -176,7 +176,7 @@ class NodeTable(FileTable):
         plan: Mapping[str, Any] | None,
         *,
         kind: str = "",
-        uses: Sequence[str] = ("split", "label"),
+        uses: Sequence[str] = ("split", "time", "label"),
         unit: str = "",
         of_graphs: bool = False,
         counted: bool = False,
@@ -229,9 +229,13 @@ class NodeTable(FileTable):
             unused = self.columns.keys() - self.roles.values()
             self.details |= dict.fromkeys(unused, f"not used: {reason}") | self.features.details
             if "time" in self.roles:
-                with contextlib.suppress(ValueError):  # else the column is a feature alone
+                name, kind = self.roles["time"], "graph" if of_graphs else "node"
+                try:
                     self.read_times(unit)
-                    self.details[self.roles["time"]] += "; also the time of the node"
+                    also = "" if of_graphs else f"{self.details[name]}; also "
+                    self.details[name] = f"{also}the time of the {kind}"
+                except ValueError as error:  # the column is a feature alone
+                    self.notices.append(f"{error}; {kind}s have no times")
             self.y = np.full(rows, -1)
             for role in self.roles.keys() & {"label", "target", "y"}:
                 self._read_labels(role, self.roles[role])
@@ -254,7 +258,7 @@ class NodeTable(FileTable):
         values, kind = self.columns[name], ""
         if role != "target":
             classes, (self.y,) = encode({name: blank_markers(values)})
-            if _are_classes(classes.tolist()):
+            if self._has_classes(name):
                 self.label_names = tuple(map(str, classes.tolist()))
                 kind = f"{classes.size:,} classes"
             elif role == "label":
@@ -268,6 +272,15 @@ class NodeTable(FileTable):
             self.y = self.rounded(name, reading.values)
         known = len(self.y) - int(self.is_unlabelled.sum())
         self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
+
+    def _has_classes(self, name: str) -> bool:
+        """Return whether the cells of a column are text or dates, or all whole numbers."""
+        with contextlib.suppress(ValueError):  # of typos, which are classes
+            reading = read_kind(name, self.columns[name], self.place)
+            if reading.kind in ("number", "index"):
+                known = reading.values[~np.isnan(reading.values)]
+                return bool((np.floor(known) == known).all())
+        return True
 
     def split_fields(self, names: Sequence[object], first: int = 0) -> dict[str, Any]:
         """Return the rows of each part by field of a dataset, from the number of the first row."""
@@ -296,6 +309,7 @@ class NodeTable(FileTable):
             "y": self.y,
             "label_names": self.label_names,
             "node_names": tuple(map(str, names.tolist())),
+            "node_time": self.time,
             **self.split_fields(names.tolist()),
         }
 
@@ -346,14 +360,6 @@ class EdgeTable(FileTable):
                 except ValueError as error:  # such as of durations
                     self.notices.append(f"{error}; times are not used")
         return self
-
-
-def _are_classes(names: list[str | int]) -> bool:
-    """Return whether some names are text, or all are whole numbers."""
-    try:
-        return all(float(name).is_integer() for name in names)
-    except ValueError:
-        return True
 
 
 def number_ends(

@@ -261,7 +261,7 @@ def with_all_neighbors(fanouts: Any, graph: Graph) -> Any:
             "fanouts must be positive inside jax.jit, where the number of all neighbours is not "
             f"known, got {fanouts!r}"
         )
-    most = max(int(np.diff(np.asarray(graph.indptr)).max(initial=1)), 1)
+    most = int(np.max(graph.in_degrees(), initial=1))
     return [most if isinstance(n, int) and n == -1 else n for n in fanouts]
 
 

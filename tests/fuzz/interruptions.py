@@ -4,14 +4,17 @@
 
 Each of four tasks (nodes, relations, graphs, links) runs once to its end, and then N times over
 that run's folder with an interruption, of these kinds in turn: Ctrl-C, ``kill -9``, and a full
-disk, which a limit on the size of files stands for. Moments are spread over the time of a whole
-run. After each the earlier checkpoint, or the new one, must be whole; the command that is printed,
-or ``--resume``, must continue; and scores and parameters must be those of the whole run.
+disk, which a limit on the size of files stands for. Moments are spread over the steps that a run
+reports: its start, and the begin and end of each write of a state, of the checkpoint, of the
+results. So they do not depend on the speed of the machine. After each the earlier checkpoint, or
+the new one, must be whole; the command that is printed, or ``--resume``, must continue; and scores
+and parameters must be those of the whole run.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -22,10 +25,12 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
 import matplotlib.figure  # noqa: F401
 import numpy as np
 import orbax.checkpoint  # noqa: F401
@@ -45,7 +50,7 @@ TASKS = {
     "links": "rgcn --task link --data relations.npz --epochs 30 --batch-size 64"
     " --embedding-features 8 --hidden-features 8 --blocks 2 --evaluate-every 5 --warmup 4",
 }
-PARAMETERS, PAUSE = "parameters.npz", 0.4
+PARAMETERS = "parameters.npz"
 IGNORED = "seconds", "speedup"  # parts of the names of results that are times
 
 
@@ -72,25 +77,35 @@ def save(path: Path, trained: Any) -> None:
     np.savez(PARAMETERS, **resume.leaves(state, "parameters"))
 
 
-def start(words: list[str], log: Path, pause: float = 0.0) -> int:
-    """Run the command in a fork, which writes its state after each epoch, and return its id."""
+def reporting(function: Callable[..., None], pipe: int) -> Callable[..., None]:
+    """Return a function that also writes a byte before and after each of its calls."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> None:
+        os.write(pipe, b".")
+        function(*args, **options)
+        os.write(pipe, b".")
+
+    return run
+
+
+def start(words: list[str], log: Path) -> tuple[int, int]:
+    """Run the command in a fork; return its id, and a pipe with a byte for each of its steps."""
+    reader, pipe = os.pipe()
     process = os.fork()
     if process:
-        return process
-    code, keep = 1, resume.StateFile.keep
-
-    def keep_and_wait(self: resume.StateFile, arrays: Any) -> None:
-        keep(self, arrays)
-        time.sleep(pause)  # without pauses, most of the time would be that of compilation
-
+        os.close(pipe)
+        return process, reader
+    code = 1
     try:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
             resume.EVERY = 0.0
-            resume.StateFile.keep = keep_and_wait  # type: ignore[method-assign]
-            report.save_checkpoint = save  # type: ignore[assignment]
+            resume.write_arrays = reporting(resume.write_arrays, pipe)
+            report.save_checkpoint = reporting(save, pipe)
+            Path.write_text = reporting(Path.write_text, pipe)  # type: ignore[method-assign]
             code = cli.main(words)
     except BaseException:
         traceback.print_exc()
@@ -100,15 +115,22 @@ def start(words: list[str], log: Path, pause: float = 0.0) -> int:
         os._exit(code)
 
 
-def finish(words: list[str], log: Path, pause: float = 0.0) -> int:
-    """Run the command to its end, and return its exit code."""
-    return os.waitstatus_to_exitcode(os.waitpid(start(words, log, pause), 0)[1])
+def finish(words: list[str], log: Path) -> tuple[int, list[float]]:
+    """Run the command to its end; return its exit code, and the times at which its steps begin."""
+    process, pipe = start(words, log)
+    times = [time.monotonic()]
+    while os.read(pipe, 1):
+        times.append(time.monotonic())
+    os.close(pipe)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), [*times, time.monotonic()]
 
 
-def interrupt(words: list[str], log: Path, kind: str, moment: float) -> int:
-    """Run the command, and interrupt it after some seconds."""
-    process = start(words, log, PAUSE)
-    time.sleep(moment)
+def interrupt(words: list[str], log: Path, kind: str, step: int, seconds: float) -> int:
+    """Run the command, and interrupt it some seconds after the begin of a step."""
+    process, pipe = start(words, log)
+    for _ in range(step):
+        os.read(pipe, 1)
+    time.sleep(seconds)
     try:
         if kind == "disk":
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -117,7 +139,9 @@ def interrupt(words: list[str], log: Path, kind: str, moment: float) -> int:
             os.kill(process, signal.SIGINT if kind == "ctrl-c" else signal.SIGKILL)
     except ProcessLookupError:
         pass
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    os.close(pipe)
+    return code
 
 
 def results(folder: Path) -> dict[str, object]:
@@ -135,20 +159,21 @@ def results(folder: Path) -> dict[str, object]:
 def run_task(task: str, moments: int) -> int:
     """Interrupt a task at all moments; return the number of failures."""
     words = ["train", *TASKS[task].split(), "--output", task, "--overwrite"]
-    log, folder, failures = Path(f"{task}.log"), Path(task), 0
+    log, folder, failures, states = Path(f"{task}.log"), Path(task), 0, 0
     finish(words, log)  # fills the cache of compiled programs
-    begin = time.monotonic()
-    if finish(words, log, PAUSE):
+    code, times = finish(words, log)
+    if code:
         raise AssertionError(f"{task}: {log.read_text()}")
-    seconds = time.monotonic() - begin
+    lengths = np.diff(times)
     shutil.copytree(folder, "whole", dirs_exist_ok=True)
     expected, parameters = results(folder), dict(np.load(PARAMETERS))
     for i in range(moments):
         shutil.rmtree(folder)
         shutil.copytree("whole", folder)
-        kind, moment = KINDS[i % len(KINDS)], seconds * (i + 0.5) / moments
+        kind = KINDS[i % len(KINDS)]
+        share, step = np.modf(len(lengths) * (i + 0.5) / moments)
         try:
-            code = interrupt(words, log, kind, moment)
+            code = interrupt(words, log, kind, int(step), share * lengths[int(step)])
             message = log.read_text().strip().rpartition("\n")[2]
             has_state = (folder / "state.npz").exists()
             checkpoint._check_sums(folder / checkpoint.CHECKPOINT)
@@ -157,7 +182,7 @@ def run_task(task: str, moments: int) -> int:
                 again = shlex.split(message.partition("to go on: ")[2])[1:]
             elif kind != "kill" and code and has_state:
                 raise AssertionError(f"no command to go on: {log.read_text()}")
-            if code and finish(again, log):
+            if code and finish(again, log)[0]:
                 raise AssertionError(log.read_text())
             resumed = np.load(PARAMETERS)
             for name, value in parameters.items():
@@ -170,7 +195,10 @@ def run_task(task: str, moments: int) -> int:
             failures += 1
             outcome = f"FAILED: {error}"
         text = f"exit code {code}, {'a' if has_state else 'no'} state: {message[:100]}"
-        print(f"{task}: {kind} at {moment:.1f} of {seconds:.1f} s: {outcome} ({text})", flush=True)
+        states += has_state
+        moment = f"{step + share:.1f} of {len(lengths)} steps"
+        print(f"{task}: {kind} at {moment}: {outcome} ({text})", flush=True)
+    print(f"{task}: {states} of {moments} moments had a state to go on with", flush=True)
     return failures
 
 
@@ -182,7 +210,8 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder, "programs"))
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder, "programs")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         write_data()
         failures = sum(run_task(task, args.moments) for task in args.tasks)
     print(f"{failures} failures")

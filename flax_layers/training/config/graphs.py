@@ -166,6 +166,8 @@ class GraphsConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.folds and self.split == "time":
+            raise ValueError("split must not be 'time' with folds, which are random or published")
         if self.folds and self.early_stopping:
             raise ValueError("early_stopping must be 0 with folds, which share their best epoch")
 

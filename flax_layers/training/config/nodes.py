@@ -50,11 +50,12 @@ class TrainConfig(OptimizerConfig):
         "models to train, each from a seed of its own and, where splits are random, on its own",
         COUNT,
     )
-    split: Literal["auto", "published", "random"] = setting(
+    split: Literal["auto", "published", "random", "time"] = setting(
         "auto",
         "training",
         "the dataset's published split; random ones into 50% training, 25% validation and 25% "
-        "test nodes; or auto: published if there is one",
+        "test nodes; time: as many, of which the earliest train and the last test; or auto: "
+        "published if there is one, else by time if there are times",
     )
     epochs: int = setting(200, "training", "full-batch steps per split", COUNT)
     weight_decay: float = setting(5e-4, "training", "L2 penalty in the gradient", NON_NEGATIVE)
