@@ -188,11 +188,12 @@ class GPSConv(LinearOptions):
             options = {k: v for k, v in options.items() if k in takes or k in named}
             terms = [self.conv(batch.graph, rows, *arguments, **options)]
         terms.append(self._attention(batch, rows, max_nodes))
-        h = sum(
+        parts = [
             self._normalized(i, batch, rows + self.dropout(y, **dropout), deterministic)
             for i, y in enumerate(terms)
             if y is not None
-        )
+        ]
+        h = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         hidden = linear(self.mlp[0], h)
         exact = {"approximate": False} if self.activation == "gelu" else {}
         hidden = getattr(jax.nn, self.activation)(hidden, **exact)

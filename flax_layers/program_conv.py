@@ -591,7 +591,7 @@ def matmul_precision(precision: Any) -> Any:
         return contextlib.nullcontext()
     precision = precision[0] if isinstance(precision, tuple) else precision
     name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision
-    return jax.defaultmatmul_precision(name)
+    return jax.default_matmul_precision(name)
 
 
 class ProgramOptions(LinearOptions):
