@@ -102,8 +102,9 @@ class GPSConv(LinearOptions):
         conv: Convolution of `in_features` to as many, called ``conv(graph, x, …)``, such as a
             `GINEConv`; None leaves attention alone.
         heads: Number of heads.
-        activation: Function inside the MLP: "relu", "gelu", "silu", "elu", "leaky_relu" or "tanh".
-        norm: "batch_norm", "layer_norm" or "graph_norm"; None without.
+        mlp_activation: Function inside the MLP: "relu", "gelu", "silu", "elu", "leaky_relu" or
+            "tanh".
+        node_norm: "batch_norm", "layer_norm" or "graph_norm"; None without.
         dropout_rate: Share of features dropped in training, in [0, 1].
         attention_in: Map to queries, keys and values, side by side.
         attention_out: Map of the heads' results.
@@ -120,15 +121,15 @@ class GPSConv(LinearOptions):
     in_features: int = field(kw_only=False)
     conv: Any = field(kw_only=False, default=None)
     heads: int = 1
-    activation: GPSActivation = "relu"
-    norm: GPSNorm | None = "batch_norm"
+    mlp_activation: GPSActivation = "relu"
+    node_norm: GPSNorm | None = "batch_norm"
     dropout_rate: float = 0.0
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_positive(in_features=self.in_features)
         check_heads(self.heads, self.in_features)
-        check_choice("activation", self.activation, get_args(GPSActivation))
-        check_choice("norm", self.norm, (None, *get_args(GPSNorm)))
+        check_choice("mlp_activation", self.mlp_activation, get_args(GPSActivation))
+        check_choice("node_norm", self.node_norm, (None, *get_args(GPSNorm)))
         check_rates(dropout_rate=self.dropout_rate)
         if self.conv is not None:
             check_model("conv", self.conv)
@@ -137,13 +138,13 @@ class GPSConv(LinearOptions):
         self.attention_in = factory.linear(width, 3 * width)
         self.attention_out = factory.linear(width, width)
         self.mlp = nnx.List([factory.linear(width, 2 * width), factory.linear(2 * width, width)])
-        self.norms = nnx.List([self._make_norm(factory) for _ in range(3 if self.norm else 0)])
+        self.norms = nnx.List([self._make_norm(factory) for _ in range(3 if self.node_norm else 0)])
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
     def _make_norm(self, factory: ParameterFactory) -> Any:
-        if self.norm == "batch_norm":
+        if self.node_norm == "batch_norm":
             return make_norm(self.in_features, factory)
-        kind = GraphLayerNorm if self.norm == "layer_norm" else GraphNorm
+        kind = GraphLayerNorm if self.node_norm == "layer_norm" else GraphNorm
         options: Any = {"dtype": factory.dtype, "param_dtype": factory.param_dtype}
         return kind(self.in_features, rngs=factory.rngs, **options)
 
@@ -195,8 +196,8 @@ class GPSConv(LinearOptions):
         ]
         h = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         hidden = linear(self.mlp[0], h)
-        exact = {"approximate": False} if self.activation == "gelu" else {}
-        hidden = getattr(jax.nn, self.activation)(hidden, **exact)
+        exact = {"approximate": False} if self.mlp_activation == "gelu" else {}
+        hidden = getattr(jax.nn, self.mlp_activation)(hidden, **exact)
         y = linear(self.mlp[1], self.dropout(hidden, **dropout))
         return self._normalized(2, batch, h + self.dropout(y, **dropout), deterministic)
 
@@ -211,8 +212,8 @@ class GPSConv(LinearOptions):
     def _normalized(
         self, number: int, batch: Batch[Graph], x: Array, deterministic: bool | None
     ) -> Array:
-        if self.norm is None:
+        if self.node_norm is None:
             return x
-        options = {"use_running_average": deterministic} if self.norm == "batch_norm" else {}
+        options = {"use_running_average": deterministic} if self.node_norm == "batch_norm" else {}
         y: Array = self.norms[number](batch, x, **options)
         return y

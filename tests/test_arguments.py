@@ -337,7 +337,7 @@ MODELS.append(
     (
         flax_layers.GPSConv,
         {"in_features": F, "conv": flax_layers.SAGEConv(F, F, rngs=nnx.Rngs(0))},
-        {"heads": 1, "activation": "gelu", "norm": "graph_norm", **RATE},
+        {"heads": 1, "mlp_activation": "gelu", "node_norm": "graph_norm", **RATE},
         BATCH_CALL | {"max_nodes": N},
     )
 )
@@ -562,7 +562,7 @@ CALLS = {**ops.CALLS, **{name: Call(*call) for name, call in LAYERS.items()}}
 TAKEN = {
     *((f"{name} made", "widths", "a dict") for name in ("ProgramConv", "ProgramModel")),
     *((f"{name} made", "in_features", "a dict") for name in ("HeteroLinear", "HANConv", "HAN")),
-    *(("GPSConv made", name, "None") for name in ("conv", "norm")),
+    *(("GPSConv made", name, "None") for name in ("conv", "node_norm")),
     ("HeteroModel made", "in_features", "a dict"),
     ("LinkPredictor made", "encoder", "None"),
     ("PDNConv made", "normalization", "None"),

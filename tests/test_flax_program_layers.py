@@ -522,7 +522,7 @@ def test_gps_equals_pyg(rng: np.random.Generator, norm: str | None, has_conv: bo
     with jax.enable_x64(True):
         batch = Batch.from_edges(pairs_of, sizes, num_nodes=50, num_edges=90, num_graphs=7)
         local = layers.GINEConv(8, 8, edge_in_features=3, **OPTIONS) if has_conv else None
-        ours = layers.GPSConv(8, local, heads=2, activation="gelu", norm=norm, **OPTIONS)
+        ours = layers.GPSConv(8, local, heads=2, mlp_activation="gelu", node_norm=norm, **OPTIONS)
         theirs = pyg.GPSConv(
             8, pyg.GINEConv(mlp(8, 8, 8), edge_dim=3) if has_conv else None, heads=2, act="gelu",
             norm=norm, norm_kwargs={"mode": "graph"} if norm == "layer_norm" else None,
