@@ -81,13 +81,13 @@ TOPICS = {
         "Graph layers": "GCNConv GINConv GINBlock SAGEConv GAT*Conv TransformerConv gcn_norm",
         "Layers of edge functions and points": "GINEConv Gated*Conv ResGated* PNAConv EdgeConv "
         "NNConv CGConv GENConv SuperGAT* AGNNConv FAConv GMMConv PDNConv Point* CFConv EGNNConv "
-        "PaiNNConv",
+        "PaiNNConv GPSConv",
         "Graph models": "GCN GIN GINE SAGE GAT* GatedGCN PNA GraphTransformer",
         "Hypergraph layers": "HGNN*Conv Hyper*Conv All*Conv Uni*Conv unigcn_norm",
         "Hypergraph models": "HGNN* Hyper* All* Uni*",
         "Layers of relations and types (heterogeneous)": "R*Conv HGTConv Comp*Conv Hetero* Typed* "
-        "SimpleHGNConv FiLMConv",
-        "Models of relations": "RGCN RGAT HGT CompGCN SimpleHGN",
+        "SimpleHGNConv FiLMConv HEATConv HANConv",
+        "Models of relations": "RGCN RGAT HGT CompGCN SimpleHGN HEAT HAN",
         "Readouts and classifiers of graphs": "*Readout readout Set2Set *Classifier jumping_*",
         "Norms": "*Norm",
         "Link prediction": "GAE VGAE *[Ll]ink* DistMult ComplEx ConvE edge_* *_loss",

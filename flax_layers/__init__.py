@@ -28,6 +28,7 @@ from flax_layers.edge_layers import (
     ResGatedGraphConv,
 )
 from flax_layers.gin import GIN, GINBlock, GINConv
+from flax_layers.gps import GPSConv
 from flax_layers.graph import GCN, SAGE, GCNConv, SAGEConv, gcn_norm
 from flax_layers.graph_attention import (
     GAT,
@@ -37,6 +38,7 @@ from flax_layers.graph_attention import (
     GraphTransformer,
     TransformerConv,
 )
+from flax_layers.han import HAN, HANConv
 from flax_layers.hetero import HeteroConv, HeteroLinear, HeteroModel
 from flax_layers.hetero_stack import HeteroStack, to_hetero
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
@@ -72,7 +74,14 @@ from flax_layers.readout import (
     jumping_knowledge,
     readout,
 )
-from flax_layers.relation_layers import FiLMConv, RGINConv, SimpleHGN, SimpleHGNConv
+from flax_layers.relation_layers import (
+    HEAT,
+    FiLMConv,
+    HEATConv,
+    RGINConv,
+    SimpleHGN,
+    SimpleHGNConv,
+)
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.tabular import DatabaseModel, TableEncoder
@@ -95,6 +104,8 @@ __all__ = [
     "GCN",
     "GIN",
     "GINE",
+    "HAN",
+    "HEAT",
     "HGNN",
     "HGNNP",
     "HGT",
@@ -133,12 +144,15 @@ __all__ = [
     "GINConv",
     "GINEConv",
     "GMMConv",
+    "GPSConv",
     "GatedGCN",
     "GatedGCNConv",
     "GraphClassifier",
     "GraphLayerNorm",
     "GraphNorm",
     "GraphTransformer",
+    "HANConv",
+    "HEATConv",
     "HGNNConv",
     "HGNNPConv",
     "HGTConv",

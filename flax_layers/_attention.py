@@ -123,13 +123,12 @@ class AttentionStack(TwoLayerStack):
         return {"heads": 1} if number == self.num_layers else {}
 
 
-def check_heads(heads: int, features: int | None) -> None:
+def check_heads(heads: int, features: int | None, name: str = "out_features") -> None:
     """Raise ValueError for fewer heads than 1, or heads that do not divide the features."""
     check_positive(heads=heads)
     if features is not None and features % heads:
         raise ValueError(
-            f"heads must divide out_features, which they share, got heads={heads} and "
-            f"out_features={features}"
+            f"heads must divide {name}, which they share, got heads={heads} and {name}={features}"
         )
 
 

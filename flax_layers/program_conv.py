@@ -210,6 +210,18 @@ class Perceptron:
         return x
 
 
+def dropout_key(
+    dropout: nnx.Dropout, deterministic: bool | None, rngs: DropoutKeys
+) -> Array | None:
+    """Return the key of an `EdgeDropout`; None if nothing is dropped."""
+    if dropout.rate == 0 or (dropout.deterministic if deterministic is None else deterministic):
+        return None
+    source = dropout.rngs if rngs is None else rngs
+    source = source["dropout"] if isinstance(source, nnx.Rngs) else source
+    key: Array = source() if isinstance(source, nnx.RngStream) else source
+    return key
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["key"], meta_fields=["rate"])
 @dataclass
 class EdgeDropout:
@@ -432,14 +444,15 @@ class ProgramLayer(LinearOptions):
         if isinstance(x, tuple) and "add_self_loops" in options:  # nodes of two kinds differ
             options["add_self_loops"] = False
         run = functools.partial(_made_program(self._program, is_bipartite), graph, **options)
-        key = self._dropout_key(deterministic, rngs) if "dropout" in signature.options else None
+        has_dropout = "dropout" in signature.options
+        key = dropout_key(self.dropout, deterministic, rngs) if has_dropout else None
 
         def apply(rows: dict[str, Any], key: Array | None) -> Any:
-            if "dropout" in signature.options:
+            if has_dropout:
                 rows = rows | {"dropout": EdgeDropout(key, self._dropout_rate())}
             return run(**rows, **parameters)
 
-        with _matmul_precision(self.precision):
+        with matmul_precision(self.precision):
             return self._over_batch(apply, rows, key)
 
     # --- Steps of a call -----------------------------------------------------------------------
@@ -495,18 +508,6 @@ class ProgramLayer(LinearOptions):
             for name, row in rows.items()
         }
         return promoted, jax.tree.map(lambda value: value.astype(dtype), parameters)
-
-    def _dropout_key(self, deterministic: bool | None, rngs: DropoutKeys) -> Array | None:
-        """Return the key of the dropout; None if nothing is dropped."""
-        if deterministic is None:
-            deterministic = self.dropout.deterministic
-        if self.dropout.rate == 0 or deterministic:
-            return None
-        source = self.dropout.rngs if rngs is None else rngs
-        if isinstance(source, nnx.Rngs):
-            source = source["dropout"]
-        key: Array = source() if isinstance(source, nnx.RngStream) else source
-        return key
 
     def _over_batch(
         self, apply: Callable[..., Any], rows: dict[str, Any], key: Array | None
@@ -584,7 +585,7 @@ def _checked(name: str, value: Any, rows_name: str, rows: int, shape: tuple[int,
     return array
 
 
-def _matmul_precision(precision: Any) -> Any:
+def matmul_precision(precision: Any) -> Any:
     """Return a context in which products have this precision."""
     if precision is None:
         return contextlib.nullcontext()

@@ -26,6 +26,7 @@ from flax_layers._base import (
     linear_options,
 )
 from flax_layers._declaration import Layer, default_kernel_init
+from flax_layers.edge_layers import GINE, GatedGCN
 from flax_layers.gin import GIN, GINBlock
 from flax_layers.graph import GCN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
@@ -41,7 +42,7 @@ from jax_gnn.extend import (
 )
 
 Readout = Literal["sum", "mean", "max"]
-Layers = Literal["GCN", "SAGE", "GIN", "GAT", "GATv2"]
+Layers = Literal["GCN", "SAGE", "GIN", "GAT", "GATv2", "GINE", "GatedGCN"]
 NodeMap = Callable[[Array], Array]
 """Map of the features of each node, such as an `nnx.Linear`."""
 
@@ -288,6 +289,7 @@ class _Classifier(Layer):
         self,
         batch: Batch[Graph],
         x: ArrayLike,
+        edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
@@ -297,6 +299,8 @@ class _Classifier(Layer):
         Args:
             batch: The graphs.
             x: Features of nodes, ``(num_nodes, in_features)``.
+            edge_features: Features of edges, ``(num_edges, edge_in_features)``, in the graph's
+                order, for layers that take some.
             deterministic: Whether nothing is dropped, and norms use running statistics; None leaves
                 it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
@@ -304,10 +308,17 @@ class _Classifier(Layer):
         Returns:
             ``(num_graphs, out_features)``; the biases for padding graphs.
         """
-        return self._classify(batch, check_nodes(batch, x, self.in_features), deterministic, rngs)
+        edges = () if edge_features is None else (edge_features,)
+        rows = check_nodes(batch, x, self.in_features)
+        return self._classify(batch, rows, *edges, deterministic=deterministic, rngs=rngs)
 
     def _classify(
-        self, batch: Batch[Graph], x: Array, deterministic: bool | None, rngs: DropoutKeys
+        self,
+        batch: Batch[Graph],
+        x: Array,
+        *edges: ArrayLike,
+        deterministic: bool | None,
+        rngs: DropoutKeys,
     ) -> Array:
         """Return the logits for checked features."""
         raise NotImplementedError
@@ -371,7 +382,12 @@ class GINClassifier(_Classifier):
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
 
     def _classify(
-        self, batch: Batch[Graph], x: Array, deterministic: bool | None, rngs: DropoutKeys
+        self,
+        batch: Batch[Graph],
+        x: Array,
+        *edges: ArrayLike,
+        deterministic: bool | None,
+        rngs: DropoutKeys,
     ) -> Array:
         # Features after each layer, of which each has a readout and a head.
         layers = [x]
@@ -431,7 +447,8 @@ class GraphClassifier(_Classifier):
         check_choice("layers", layers, get_args(Layers))
         check_choice("graph_reduce", graph_reduce, get_args(Readout))
         check_positive(out_features=out_features)
-        kind: Any = {"GCN": GCN, "SAGE": SAGE, "GIN": GIN, "GAT": GAT, "GATv2": GATv2}[layers]
+        kinds = GCN, SAGE, GIN, GAT, GATv2, GINE, GatedGCN
+        kind: Any = next(kind for kind in kinds if kind.__name__ == layers)
         widths = in_features, hidden_features, hidden_features
         shared: Any = {"num_layers": num_layers, "dropout_rate": dropout_rate, "rngs": rngs}
         self.stack = kind(*widths, **shared, **options)
@@ -449,11 +466,16 @@ class GraphClassifier(_Classifier):
         self.options = kept_options(options)
 
     def _classify(
-        self, batch: Batch[Graph], x: Array, deterministic: bool | None, rngs: DropoutKeys
+        self,
+        batch: Batch[Graph],
+        x: Array,
+        *edges: ArrayLike,
+        deterministic: bool | None,
+        rngs: DropoutKeys,
     ) -> Array:
         dropout = dropout_arguments(deterministic, rngs)
         # The stack's last convolution has no activation, so the ReLU is applied here.
         mask = {"node_mask": batch.node_mask} if isinstance(self.stack, GIN) else {}
-        y = self.stack(batch.graph, x, **mask, **dropout)
+        y = self.stack(batch.graph, x, *edges, **mask, **dropout)
         y = readout(batch, jax.nn.relu(y), self.graph_reduce)
         return linear(self.output, self.dropout(y, **dropout))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -18,16 +20,18 @@ from flax_layers._attention import (
 from flax_layers._base import (
     DropoutKeys,
     NodeFeatures,
+    check_sources,
     dropout_arguments,
     endpoint_sizes,
     unit_rows,
 )
 from flax_layers._declaration import ParameterFactory
-from flax_layers.edge_layers import summed
+from flax_layers.edge_layers import joined, summed
 from flax_layers.program_conv import ProgramLayer, axes, dense
 from flax_layers.relational import takes_hetero
+from flax_layers.typed import TypedLinear
 from jax_gnn import Edge, Node, Relation, RelationalGraph
-from jax_gnn.extend import check_choice, check_flag, check_instance
+from jax_gnn.extend import as_ids, check_choice, check_flag, check_instance
 from jax_gnn.sampling import Blocks
 
 FiLMReduction = Literal["mean", "sum"]
@@ -224,6 +228,162 @@ class SimpleHGN(SimpleHGNOptions, AttentionStack):
         return logits
 
     __call__ = takes_hetero(_call)
+
+
+class HEATOptions(AttentionOptions):
+    """Options of `HEATConv`, and of `HEAT` for its convolutions.
+
+    Attributes:
+        num_node_types: Number of types of nodes.
+        num_relations: Number of relations.
+        relation_features: Features of each relation's embedding.
+        edge_in_features: Features per edge; None if edges have none.
+        edge_map_features: Features of edges after their map.
+        self_weight: Whether a node's own mapped features are added.
+    """
+
+    num_node_types: int
+    num_relations: int
+    relation_features: int = 64
+    edge_in_features: int | None = None
+    edge_map_features: int = 64
+    self_weight: bool = True
+
+
+def _heat(
+    g: Any,
+    x_src: Node = axes("head"),
+    x_dst: Node = axes("head"),
+    edge_features: Edge = axes("edge"),
+    *,
+    embedding: Relation = axes("relations", "relation", init=attention_init),
+    edge: Any = dense("edge", "edge_map", use_bias=False),
+    attention: Any = axes(("head", "head", "relation", "edge_map"), "heads"),
+    value: Any = dense(("head", "edge_map"), "head"),
+    concat: bool,
+    self_weight: bool,
+    negative_slope: float,
+    dropout: Any,
+) -> Any:
+    def slope(row: Array) -> Array:
+        return jax.nn.leaky_relu(row, negative_slope)
+
+    e = None if edge is None else slope(edge(edge_features))
+    ends = joined(g.dst(x_dst), g.src(x_src), slope(g.relation(embedding)), e)
+    share = dropout(g, g.softmax(slope(ends @ attention)))
+    y = g.sum(share[:, None] * value(joined(g.src(x_src), e))[None])
+    y = y + x_dst if self_weight else y
+    return y.reshape(-1) if concat else y.mean(0)
+
+
+class HEATConv(HEATOptions, MultiHead, ProgramLayer):
+    """Attention that knows types of nodes, relations and features of edges, in its values, too.
+
+    Of ``z_i``, a map of ``x_i`` by its type, heads have scores ``LeakyReLU(⟨a, (z_i, z_j, r_ij,
+    e_ij)⟩)``, and all of them the values ``(z_j, e_ij) W + b``. Mo et al., "Heterogeneous
+    edge-enhanced graph attention network for multi-agent trajectory prediction", 2021, as PyTorch
+    Geometric's layer of this name.
+
+    Attributes:
+        in_features: Features per node of the input.
+        types: Maps of the types.
+        embedding: Embeddings of the relations, ``(num_relations, relation_features)``.
+        edge: Map of the features of edges, or None.
+        attention: Vectors a by column, ``(…, heads)``.
+        value: Map W, b of the values.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, num_relations=2)
+        >>> conv = HEATConv(4, 8, num_node_types=2, num_relations=2, heads=2, rngs=nnx.Rngs(0))
+        >>> conv(graph, jnp.ones((3, 4)), node_types=[0, 0, 1]).shape
+        (3, 8)
+    """
+
+    structure = RelationalGraph
+
+    in_features: int = field(kw_only=False)
+
+    _program = staticmethod(_heat)
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        self._check_fields()
+        self._check_heads()
+        options = factory._asdict()
+        self.types = TypedLinear(
+            self.num_node_types, self.in_features, self._head_features, **options
+        )
+        super()._make_parameters(factory)
+
+    def _widths(self) -> dict[str, int | None]:
+        return super()._widths() | {
+            "heads": self.heads,
+            "head": self._head_features,
+            "relations": self.num_relations,
+            "relation": self.relation_features,
+            "edge_map": None if self.edge_in_features is None else self.edge_map_features,
+        }
+
+    def __call__(  # type: ignore[override]  # names arguments that the base leaves open
+        self,
+        graph: RelationalGraph,
+        x: ArrayLike,
+        edge_features: ArrayLike | None = None,
+        *,
+        node_types: ArrayLike | None = None,
+        deterministic: bool | None = None,
+        rngs: DropoutKeys = None,
+    ) -> Array:
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
+
+        Args:
+            graph: The graph.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations.
+            edge_features: Features of edges, ``(num_edges, *batch, edge_in_features)``, in the
+                graph's order, of a layer with `edge_in_features`.
+            node_types: Types of the rows of x, ``(num_src,)`` integers; rows of no type have zeros
+                in the place of mapped features. None means those of the graph.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
+        """
+        check_instance("graph", graph, RelationalGraph)
+        features = check_sources(graph, x, self.in_features)
+        if node_types is None:
+            node_types = getattr(graph, "node_types", None)
+        if node_types is None and (sizes := graph.node_type_sizes) is not None:
+            node_types = np.repeat(np.arange(len(sizes)), sizes)[: len(features)]
+        if node_types is None:
+            raise ValueError("node_types must be given for a graph without types, got None")
+        types = as_ids("node_types", node_types)
+        if types.shape != features.shape[:1]:
+            raise ValueError(
+                f"node_types must have shape (num_src,) = ({len(features)},), got {types.shape}"
+            )
+        z, options = self.types(features, types), {"deterministic": deterministic, "rngs": rngs}
+        y: Array = super().__call__(graph, z, edge_features, **options)  # type: ignore[arg-type]
+        return y
+
+
+class HEAT(HEATOptions, AttentionStack):
+    """Heterogeneous edge-enhanced graph attention network: two `HEATConv` by default.
+
+    The last has one head. Its call takes the arguments of `HEATConv`'s.
+
+    Example:
+        >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
+        >>> graph = RelationalGraph.from_triples(*triples, num_nodes=3, num_relations=2)
+        >>> model = HEAT(4, 8, 3, num_node_types=2, num_relations=2, rngs=nnx.Rngs(0))
+        >>> model(graph, jnp.ones((3, 4)), node_types=[0, 0, 1]).shape
+        (3, 3)
+    """
+
+    convolution = HEATConv
+
+    def _calls(self, graph: Any, arguments: Any, named: dict[str, object]) -> Any:
+        if isinstance(graph, Blocks) and named.get("node_types") is None:
+            named["node_types"] = graph.node_types
+        return super()._calls(graph, arguments, named)
 
 
 def _film(

@@ -347,6 +347,14 @@ LAYERS = {
     "SimpleHGN": layer_case(
         layers.SimpleHGN, RELATIONAL, options=OF_RELATIONS | DROPS | {"heads": 2, "num_layers": 3}
     ),
+    "HEAT": layer_case(
+        layers.HEAT,
+        HETERO.relational,
+        options={"num_node_types": 2, "num_relations": 4, "edge_map_features": 3}
+        | WITH_ATTR
+        | DROPS,
+        edge_features=numbers(HETERO.relational.num_edges, 3),
+    ),
     "FiLMConv": layer_case(layers.FiLMConv, RELATIONAL, options=OF_RELATIONS),
     "RGINConv": layer_case(layers.RGINConv, RELATIONAL, options=OF_RELATIONS),
     "CFConv": layer_case(
@@ -469,6 +477,25 @@ LAYERS = {
         {},
     ),
     "HeteroModel": LayerCase(of_types, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {}),
+    "HAN": LayerCase(
+        lambda dtype: layers.HAN(
+            *({"a": WIDTH, "b": WIDTH}, WIDTH, 3),
+            **{"edge_types": HETERO.edge_types, "heads": 2},
+            **{"param_dtype": dtype, "rngs": nnx.Rngs(0)},
+        ),
+        lambda layer, x: layer(HETERO, x),
+        (BY_TYPE,),
+        {},
+    ),
+    "GPSConv": LayerCase(
+        lambda dtype: layers.GPSConv(
+            *(WIDTH, layers.GINEConv(WIDTH, WIDTH, param_dtype=dtype, rngs=nnx.Rngs(0))),
+            **{"heads": 2, "param_dtype": dtype, "rngs": nnx.Rngs(0)},
+        ),
+        lambda layer, x: layer(BATCH, x),
+        (X,),
+        {},
+    ),
     "AttentionReadout": batch_case(layers.AttentionReadout),
     "Set2Set": batch_case(layers.Set2Set, num_steps=2),
     "TopKReadout": batch_case(layers.TopKReadout, k=2),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph
+from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, program
 from jax_gnn._program.passes import FOR_REGIONS, PASSES
 from jax_gnn._program.spaces import Space
 from jax_gnn._program.trace import annotated_spaces
@@ -173,6 +173,27 @@ def inside_vmap(g, x: Node, w1_sh):
     return per_head(w1_sh)
 
 
+def reductions(g, x: Node, e: Edge, w_s):
+    m = g.src(x @ w_s) * e
+    peak = jnp.where(g.degree() > 0, g.logsumexp(m), 0)
+    return jnp.concatenate([g.var(m), g.std(m) * g.degree(), peak])
+
+
+@program
+def mean_of_neighbours(g, x: Node):
+    return g.mean(g.src(x))
+
+
+def steps(g, x: Node, w_s, w_d):
+    """A loop of programs, whose state, weights and results of the steps are of other spaces."""
+
+    def step(h, w):
+        return jnp.tanh(mean_of_neighbours(g, h) @ w) + h, h
+
+    h, earlier = jax.lax.scan(step, x @ w_s, jnp.stack([w_d, w_d.T, w_d]), reverse=True)
+    return h + earlier[0] + 2 * earlier[2]
+
+
 def loop(g, x: Node, e: Edge):
     def step(h, row):
         return jnp.tanh(h + row), h
@@ -185,7 +206,7 @@ RELATIONAL = rgcn, rgcn_of_ones, rgat, rgat_of_heads, hgt, two_layers, many_spac
 RELATIONAL += (not_finite_at_zero,)
 PLAIN = gcn, gat, gat_of_pairs, gatv2, transformer, sage_max, edge_conv, mean_of_products, gated
 PLAIN += chosen_heads, inside_vmap, loop, cg_conv, cf_conv, painn, pna, regions_in_turn
-PLAIN += (stored_rows,)
+PLAIN += stored_rows, reductions, steps
 MODELS: dict[str, Callable[..., Any]] = {model.__name__: model for model in (*RELATIONAL, *PLAIN)}
 
 SHAPES: dict[str, Any] = {

@@ -318,6 +318,29 @@ MODELS += [
 ]
 
 # Dicts by type, and links.
+HEAT = HEADS | {"relation_features": 2, "edge_map_features": 2, "self_weight": True}
+MODELS += [
+    (
+        getattr(flax_layers, name),
+        sizes | OF_RELATIONS | EDGE_SIZE | {"num_node_types": 2},
+        options,
+        {
+            "graph": RELATIONAL,
+            "x": X,
+            "edge_features": EDGE_FEATURES,
+            "node_types": np.arange(N) % 2,
+        },
+    )
+    for name, sizes, options in (("HEATConv", CONV_SIZES, HEAT), ("HEAT", MODEL_SIZES, {}))
+]
+MODELS.append(
+    (
+        flax_layers.GPSConv,
+        {"in_features": F, "conv": flax_layers.SAGEConv(F, F, rngs=nnx.Rngs(0))},
+        {"heads": 1, "mlp_activation": "gelu", "node_norm": "graph_norm", **RATE},
+        BATCH_CALL | {"max_nodes": N},
+    )
+)
 KEYS = ("a", "r", "b"), ("b", "s", "b")
 EDGES, BY_TYPE = {key: np.stack([SRC, DST]) for key in KEYS}, {"a": X, "b": X}
 HETERO = HeteroGraph.from_edges(EDGES, {"a": N, "b": N}).with_graphs()
@@ -335,6 +358,11 @@ def convolutions() -> Any:
             strict=True,
         )
     )
+
+
+def han(kind: Any) -> Any:
+    sizes = ({"a": F, "b": F}, 2, 2)[: 2 + (kind is flax_layers.HAN)]
+    return kind(*sizes, edge_types=KEYS, rngs=nnx.Rngs(0))
 
 
 def predictor() -> flax_layers.LinkPredictor:
@@ -421,6 +449,17 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         flax_layers.HeteroLinear({"b": F}, 2, rngs=nnx.Rngs(0)),
         {"x_dict": {"b": X}},
     ),
+    "HANConv made": (
+        constructor(flax_layers.HANConv),
+        {"in_features": {"a": F, "b": F}, "out_features": 2, "edge_types": KEYS, **HEADS},
+    ),
+    "HANConv called": (han(flax_layers.HANConv), {"graph": HETERO, "x_dict": BY_TYPE}),
+    "HAN made": (
+        constructor(flax_layers.HAN),
+        {"in_features": {"a": F, "b": F}, "hidden_features": 2, "edge_types": KEYS}
+        | {"out_features": 2, **HEADS, **RATE},
+    ),
+    "HAN called": (han(flax_layers.HAN), {"graph": HETERO, "x_dict": BY_TYPE}),
     "HeteroModel made": (
         constructor(flax_layers.HeteroModel),
         {"in_features": {"b": F}, "model": convolutions()[KEYS[1]]},
@@ -526,14 +565,15 @@ CALLS = {**ops.CALLS, **{name: Call(*call) for name, call in LAYERS.items()}}
 # Objects that these arguments do take.
 TAKEN = {
     *((f"{name} made", "widths", "a dict") for name in ("ProgramConv", "ProgramModel")),
-    ("HeteroLinear made", "in_features", "a dict"),
+    *((f"{name} made", "in_features", "a dict") for name in ("HeteroLinear", "HANConv", "HAN")),
+    *(("GPSConv made", name, "None") for name in ("conv", "node_norm")),
     ("HeteroModel made", "in_features", "a dict"),
     ("LinkPredictor made", "encoder", "None"),
     ("PDNConv made", "normalization", "None"),
     ("NodeBatchNorm called", "batch", "None"),
 }
 WITH_EDGES = "ProgramConv", "GINEConv", "ResGatedGraphConv", "GatedGCNConv", "NNConv", "CGConv"
-WITH_EDGES += "PNAConv", "GENConv", "CFConv", "EGNNConv"
+WITH_EDGES += "PNAConv", "GENConv", "CFConv", "EGNNConv", "HEATConv"
 # Arguments that this layer needs, though their default is None.
 NEEDED = {
     *((f"{name} called", "x") for name in ("RGCNConv", "RGCN")),

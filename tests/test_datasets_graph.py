@@ -138,6 +138,20 @@ def test_csv(tmp_path):
         assert_same(load_graph(source), toy(x=X[:, ::-1], **names))
 
 
+def test_csv_with_features_of_edges(tmp_path):
+    """Columns by name, of the first of repeated edges; text and columns with gaps are left out."""
+    (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\nc,x\n")
+    rows = "b,a,2,0.5,k,1\na,b,3,1,k,\nb,a,9,9,k,1\n"
+    (tmp_path / "edges.csv").write_text("src,dst,z,length,kind,gap\n" + rows)
+    dataset = load_graph(tmp_path)
+    assert dataset.edge_features.tolist() == [[0.5, 2], [1, 3]] and dataset.repeated == 1
+    (tmp_path / "graphs.csv").write_text("id,label\ng,x\nh,y\n")
+    (tmp_path / "nodes.csv").write_text("id,graph\na,h\nb,h\nc,g\nd,g\n")
+    (tmp_path / "edges.csv").write_text("src,dst,z\na,b,2\nc,d,5\n")
+    graphs = datasets.load_graphs(tmp_path)  # with the reverses
+    assert graphs.edge_features.tolist() == [[5], [5], [2], [2]]
+
+
 def test_csv_of_numbers_to_regress_on(tmp_path):
     (tmp_path / "nodes.csv").write_text("id,target,x\n1,0.5,1\n2,,2\n")
     (tmp_path / "edges.csv").write_text("src,dst\n1,2\n")

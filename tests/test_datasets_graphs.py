@@ -38,7 +38,7 @@ def write_tu(folder: Path, **changes: str) -> Path:
 def test_tu(tmp_path):
     dataset = load_graphs(write_tu(tmp_path))
     check_toy(dataset)
-    assert dataset.unused == ("toy_edge_labels.txt",)
+    assert dataset.unused == () and dataset.edge_features.tolist() == [[1]] * 8
     # Attributes follow one-hot labels.
     write_tu(tmp_path, node_attributes="0.5, 1\n" * 5)
     dataset = load_graphs(tmp_path / "toy_A.txt")
@@ -46,7 +46,25 @@ def test_tu(tmp_path):
     write_tu(tmp_path, graph_labels="nan\n4\n", graph_attributes="1\n2\n")
     dataset = load_graphs(tmp_path / "toy_A.txt")
     assert dataset.y.tolist() == [-1, 0] and dataset.label_names == ("4",)
-    assert dataset.unused == ("toy_edge_labels.txt", "toy_graph_attributes.txt")
+    assert dataset.unused == ("toy_graph_attributes.txt",)
+
+
+def test_tu_features_of_edges(tmp_path):
+    """Lines of edges are in any order; a repeated edge has the features of its first line."""
+    lines = [*zip(DST, SRC, strict=True), (DST[0], SRC[0])]
+    files = {"A": "".join(f"{s + 1}, {d + 1}\n" for s, d in lines)}
+    files |= {"edge_labels": "".join(f"{5 + (s > d)}\n" for s, d in lines[:-1]) + "7\n"}
+    files |= {"edge_attributes": "".join(f"{10 * s + d}.5\n" for s, d in lines)}
+    dataset = load_graphs(write_tu(tmp_path, **files))
+    src, dst = dataset.src, dataset.dst
+    expected = np.stack([src < dst, src > dst, 0 * src, 10 * src + dst + 0.5], 1)
+    np.testing.assert_array_equal(dataset.edge_features, expected)
+    # Rows of a batch, which has the second graph before the first one.
+    batch, rows = dataset.batch([1, 0], num_edges=12), dataset.edges_of([1, 0])
+    values = np.asarray(batch.graph.edge_values(dataset.edge_features[rows]))
+    nodes = dataset.nodes_of([1, 0])
+    for value, s, d in zip(values, batch.graph.cols, batch.graph.rows, strict=True):
+        assert value[3] == (0 if d < 0 else 10 * nodes[s] + nodes[d] + 0.5)
 
 
 def test_tu_without_features_and_with_numbers(tmp_path):
@@ -64,8 +82,9 @@ def test_tu_without_features_and_with_numbers(tmp_path):
         ({"graph_labels": "1\n"}, "toy_graph_indicator.txt: node of graph 2, but 1 have labels"),
         ({"graph_indicator": "2\n1\n1\n2\n2\n"}, "expected graphs from 1, one after another"),
         ({"node_labels": "1\n2\n"}, "toy_node_labels.txt: expected 5 lines, one for each node"),
-        ({"A": "1, 9\n"}, "an edge has an end outside 5 nodes"),
-        ({"A": "1, 4\n"}, r"edge \(0, 3\) joins two graphs"),
+        ({"edge_labels": "1\n2\n"}, "toy_edge_labels.txt: expected 8 lines, one for each edge"),
+        ({"A": "1, 9\n", "edge_labels": ""}, "an edge has an end outside 5 nodes"),
+        ({"A": "1, 4\n", "edge_labels": ""}, r"edge \(0, 3\) joins two graphs"),
         ({"A": "1, 2, 3\n"}, "toy_A.txt: expected 2 numbers on a line, got 3"),
         ({"A": "1, b\n"}, "toy_A.txt: could not convert"),
     ],
@@ -131,7 +150,7 @@ def test_ogb(tmp_path):
     write_gz(folder / "split" / "scaffold", train="0\n", valid="1\n", test="")
     dataset = load_graphs(folder)
     check_toy(dataset, ("0", "1"))
-    assert dataset.unused == ("edge-feat.csv.gz",)
+    assert dataset.edge_features.tolist() == [[1]] * 8
     assert (dataset.train_idx.tolist(), dataset.val_idx.tolist()) == ([0], [1])
     write_gz(folder / "raw", graph_label="1.5\n\n", node_feat="0.5,1\n" * 5)
     write_gz(folder / "split" / "scaffold", valid="")

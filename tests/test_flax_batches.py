@@ -57,6 +57,9 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "GraphNorm": lambda: flax_layers.GraphNorm(WIDTH, **RNGS),
     "PairNorm": lambda: flax_layers.PairNorm(WIDTH, scale=2.0),
     "PairNorm-SI": lambda: flax_layers.PairNorm(WIDTH, individually=True),
+    "GPSConv": lambda: flax_layers.GPSConv(
+        WIDTH, flax_layers.GINEConv(WIDTH, WIDTH, mlp_norm="batch_norm", **RNGS), heads=2, **RNGS
+    ),
     "GINBlock": lambda: flax_layers.GINBlock(WIDTH, 3, learn_eps=True, **RNGS),
     "GINClassifier": lambda: flax_layers.GINClassifier(
         WIDTH, 3, 2, num_layers=2, dropout_rate=0.0, **RNGS
@@ -153,7 +156,7 @@ def pair(name: str, layer, torch, geometric):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in LAYERS if n not in ("TopKReadout",) and "GIN" not in n]
+    "name", [n for n in LAYERS if n not in ("TopKReadout", "GPSConv") and "GIN" not in n]
 )
 def test_equals_pytorch_geometric(rng, graphs, x, name):
     geometric = pytest.importorskip("torch_geometric")

@@ -54,6 +54,9 @@ CASES = {
     "GATv2": Case(layers.GATv2, {"heads": 2, "edge_in_features": 3}, "edge_features"),
     "GINE": Case(layers.GINE, {"edge_in_features": 3}, "edge_features"),
     "PNA": Case(layers.PNA, {"degree_histogram": (2, 3, 1)}),
+    "HEAT": Case(
+        layers.HEAT, OF_RELATIONS | {"num_node_types": len(TYPES), "heads": 2}, None, True
+    ),
     "GATv2-shared": Case(layers.GATv2, {"share_weights": True}),
     "GraphTransformer": Case(layers.GraphTransformer, {"heads": 2, "gated": True}),
     "RGCN": Case(layers.RGCN, OF_RELATIONS),

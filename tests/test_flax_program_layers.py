@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import pytest
 from flax import nnx
 
 import flax_layers as layers
-from jax_gnn import Graph, RelationalGraph
+from jax_gnn import Batch, Graph, HeteroGraph, RelationalGraph
 
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -280,7 +281,7 @@ def parameters(ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
 
 def attribute(value: Any, path: str) -> Any:
     for name in path.split("."):
-        value = getattr(value, name)
+        value = value[int(name)] if name.isdigit() else getattr(value, name)
     return value
 
 
@@ -296,7 +297,7 @@ def array(parameter: Any, like: Any) -> np.ndarray:
     Matrices are transposed, unless they are in a tuple. Of a list each one is a part of ours.
     """
     if isinstance(parameter, tuple):
-        return parameter[0].detach().numpy()
+        return parameter[0].detach().numpy().reshape(like.shape)
     if isinstance(parameter, list):
         return np.stack([array(part, one) for part, one in zip(parameter, like, strict=True)])
     numbers = parameter.detach().numpy()
@@ -417,3 +418,146 @@ def test_attention_loss_equals_pyg(rng: np.random.Generator) -> None:
         expected = float(theirs.get_attention_loss().detach())
         actual = ours.attention_loss(graph, negative.pad(num_nodes=6, num_edges=12), x)
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+# --- Layers of other containers -------------------------------------------------------------------
+
+OPTIONS: dict[str, Any] = {"param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
+
+
+def check_equal(ours: Any, theirs: Any, names: dict[str, Any], ours_call: Any, call: Any, x: Any):
+    """Copy parameters, and compare results and gradients to parameters and to x, by a pytree."""
+    theirs = theirs.double()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 0.5, 0.3)
+    case = Peer(None, None, names)  # type: ignore[arg-type]
+    for param, other in pairs(case, ours, theirs):
+        param[...] = array(other, param)
+    their_x = jax.tree.map(lambda rows: torch.tensor(rows, requires_grad=True), x)
+    expected = call(theirs, their_x)
+    probes = [np.cos(np.arange(y.numel())).reshape(y.shape) for y in jax.tree.leaves(expected)]
+    terms = zip(jax.tree.leaves(expected), probes, strict=True)
+    sum((y * torch.tensor(probe)).sum() for y, probe in terms).backward()
+
+    def loss(layer: Any, x: Any) -> Any:
+        y = ours_call(layer, x)
+        return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(y), probes, strict=True)), y
+
+    (_, y), (gradients, dx) = nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)(ours, x)
+    for actual, other in zip(jax.tree.leaves(y), jax.tree.leaves(expected), strict=True):
+        close(actual, other.detach().numpy())
+    for actual, other in zip(jax.tree.leaves(dx), jax.tree.leaves(their_x), strict=True):
+        close(actual, other.grad.numpy())
+    graphdef, _, rest = nnx.split(ours, nnx.Param, ...)
+    for param, other in pairs(case, nnx.merge(graphdef, gradients, rest), theirs):
+        close(param[...], array(gradient(other), param))
+
+
+@pytest.mark.parametrize("concat", [True, False])
+def test_heat_equals_pyg(rng: np.random.Generator, concat: bool) -> None:
+    src, dst, rel = rng.integers(6, size=20), rng.integers(5, size=20), rng.integers(3, size=20)
+    types = rng.integers(2, size=6)
+    x = {"x": rng.normal(size=(6, 4)), "e": rng.normal(size=(20, 3))}
+    sizes = {"heads": 2, "concat": concat, "negative_slope": 0.3}
+    edges, rest = torch.tensor(np.stack([src, dst])), (torch.tensor(types), torch.tensor(rel))
+    with jax.enable_x64(True):
+        graph = RelationalGraph.from_triples(src, rel, dst, 6, 3)
+        features = {"relation_features": 5, "edge_in_features": 3, "edge_map_features": 2}
+        kinds: Any = {"num_node_types": 2, "num_relations": 3}
+        ours = layers.HEATConv(4, 8, **kinds, **features, **sizes, **OPTIONS)
+        names: dict[str, Any] = {
+            "types.kernel": lambda m: (m.hetero_lin.weight,),
+            "types.bias": lambda m: (m.hetero_lin.bias,),
+            "embedding": lambda m: (m.edge_type_emb.weight,),
+            "edge": "edge_attr_emb",
+            "attention": "att.weight",
+            "value": "lin",
+        }
+        check_equal(
+            *(ours, pyg.HEATConv(4, 4 if concat else 8, 2, 3, 5, 3, 2, **sizes), names),
+            lambda m, x: m(graph, x["x"], graph.edge_values(x["e"]), node_types=types),
+            lambda m, x: m(x["x"], edges, *rest, x["e"]),
+            x,
+        )
+
+
+def test_han_equals_pyg(rng: np.random.Generator) -> None:
+    """Two types of edges run into one type of nodes; one of them is within it."""
+    sizes, widths = {"a": 5, "b": 4}, {"a": 3, "b": 6}
+    keys = ("a", "to", "b"), ("b", "back", "a"), ("a", "near", "a"), ("a", "far", "a")
+    edges = {
+        key: np.stack([rng.integers(sizes[key[0]], size=9), rng.integers(sizes[key[2]], size=9)])
+        for key in keys
+    }
+    x = {name: rng.normal(size=(sizes[name], width)) for name, width in widths.items()}
+    with jax.enable_x64(True):
+        graph = HeteroGraph.from_edges(edges, sizes).with_graphs()
+        ours = layers.HANConv(widths, 8, edge_types=keys, heads=2, **OPTIONS)
+        theirs = pyg.HANConv(widths, 8, ([*sizes], [*keys]), heads=2)
+        names: dict[str, Any] = {"semantic": "k_lin", "query": lambda m: (m.q,)}
+        for (i, key), end in itertools.product(enumerate(keys), ("src", "dst")):
+            names[f"{end}_attention.members.{i}"] = lambda m, key=key, end=end: (
+                getattr(m, f"lin_{end}")["__".join(key)],
+            )
+        names |= {f"input.layers.members.{i}": f"proj.{name}" for i, name in enumerate(widths)}
+        tensors = {key: torch.tensor(ids) for key, ids in edges.items()}
+        check_equal(
+            *(ours, theirs, names),
+            lambda m, x: m(graph, x, return_attention=True),
+            lambda m, x: m(x, tensors, return_semantic_attention_weights=True),
+            x,
+        )
+
+
+@pytest.mark.parametrize("norm", [None, "batch_norm", "layer_norm", "graph_norm"])
+@pytest.mark.parametrize("has_conv", [True, False])
+def test_gps_equals_pyg(rng: np.random.Generator, norm: str | None, has_conv: bool) -> None:
+    """Graphs of 1 to 17 nodes are in one, two and three tiles; padding counts nowhere."""
+    sizes = (3, 17, 1, 9, 4)
+    pairs_of = [rng.integers(size, size=(2, 2 * size)) for size in sizes]
+    ids = np.repeat(np.arange(5), sizes)
+    starts = np.cumsum(sizes) - sizes
+    edges = np.concatenate([ends + start for ends, start in zip(pairs_of, starts, strict=True)], 1)
+    x = {"x": rng.normal(size=(34, 8)), "e": rng.normal(size=(68, 3))}
+    with jax.enable_x64(True):
+        batch = Batch.from_edges(pairs_of, sizes, num_nodes=50, num_edges=90, num_graphs=7)
+        local = layers.GINEConv(8, 8, edge_in_features=3, **OPTIONS) if has_conv else None
+        ours = layers.GPSConv(8, local, heads=2, mlp_activation="gelu", node_norm=norm, **OPTIONS)
+        theirs = pyg.GPSConv(
+            8, pyg.GINEConv(mlp(8, 8, 8), edge_dim=3) if has_conv else None, heads=2, act="gelu",
+            norm=norm, norm_kwargs={"mode": "graph"} if norm == "layer_norm" else None,
+        )  # fmt: skip
+        theirs.mlp[1] = torch.nn.GELU()
+        names: dict[str, Any] = {
+            "attention_in.kernel": "attn.in_proj_weight",
+            "attention_in.bias": "attn.in_proj_bias",
+            "attention_out": "attn.out_proj",
+            "mlp": "mlp",
+        }
+        names |= {"conv.edge": "conv.lin", "conv.built_mlp.layers": "conv.nn"} if has_conv else {}
+        used = [i for i in range(3 if norm else 0) if has_conv or i]
+        for i in used:
+            module = f"norm{i + 1}.module" if norm == "batch_norm" else f"norm{i + 1}"
+            names |= {f"norms.{i}.scale": f"{module}.weight", f"norms.{i}.bias": f"{module}.bias"}
+            names |= (
+                {f"norms.{i}.mean_scale": f"{module}.mean_scale"} if norm == "graph_norm" else {}
+            )
+
+        def run(layer: Any, x: Any) -> Any:
+            rows = jnp.pad(x["x"], ((0, 16), (0, 0)), constant_values=jnp.nan)
+            e = batch.graph.edge_values(x["e"])
+            return layer(batch, rows, *([e] if has_conv else []), max_nodes=17)[:34]
+
+        check_equal(
+            *(ours, theirs, names, run),
+            lambda m, x: (
+                m(
+                    x["x"],
+                    torch.tensor(edges),
+                    torch.tensor(ids),
+                    **({"edge_attr": x["e"]} if has_conv else {}),
+                )
+                + 0 * x["e"].sum()
+            ),
+            x,
+        )

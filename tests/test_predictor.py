@@ -35,7 +35,7 @@ from flax_layers.training import (
     TrainedModel,
 )
 from flax_layers.training.checkpoint import _make, _module_description, _variables
-from flax_layers.training.data import fingerprint
+from flax_layers.training.data import fingerprint, settled
 from flax_layers.training.link_models import make_link_model
 from flax_layers.training.link_tasks import link_task
 from flax_layers.training.trained import make_model, raw_inputs
@@ -54,14 +54,15 @@ def predictor_of(name):
     if name in LINK_RECIPES:
         return link_predictor_of(name)
     recipe = RECIPES[name]
-    config = recipe.config(**CONFIG)
     if recipe.dataset is GraphsDataset:
         dataset = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
     else:
         dataset = test_training.dataset_for(recipe.config)
-    graph, x = raw_inputs(dataset, config)
+    config = settled(dataset, recipe.config(**CONFIG))
+    graph, x, *edges = raw_inputs(dataset, config)
     model = make_model(config, graph, x, dataset.num_classes, seed=0)
-    return TrainedModel(model, config), {"graph": graph, "x": x}
+    named = dict(zip(("edge_features",), edges, strict=False))
+    return TrainedModel(model, config), {"graph": graph, "x": x, **named}
 
 
 def link_predictor_of(name):

@@ -1021,7 +1021,7 @@ def side_effects(g, x: Node):
 
 
 def inside_a_loop(g, x: Node):
-    return jax.lax.fori_loop(0, 2, lambda i, h: h + g.sum(g.src(x)), x)
+    return jax.lax.fori_loop(0, 65, lambda i, h: h + g.sum(g.src(x)), x)
 
 
 def differentiates(g, x: Node):
@@ -1055,7 +1055,7 @@ REFUSED = {
     unequal_widths: (TypeError, r"program unequal_widths, test_program\.py:\d+, `return g\.sum\("),
     control_flow: (TypeError, r"`return g\.sum.*if .*`: Python looks at what a row holds"),
     side_effects: (TypeError, r"`jax\.debug\.print.*`: a program has no side effects"),
-    inside_a_loop: (ValueError, r"holds a g\.…: rows are read and reduced outside of loops"),
+    inside_a_loop: (ValueError, r"scan holds a g\.…: rows are read and reduced outside of"),
     differentiates: (TypeError, r"not differentiated through g\.… inside a program"),
     varies: (ValueError, r"annotated as a row of a node, and varies over more"),
     of_booleans: (TypeError, r"g\.sum takes numbers, got bool"),
@@ -1086,6 +1086,9 @@ def test_refused_arguments(rng):
         rgcn(graph.nodes, x, w)
     with pytest.raises(TypeError, match=r"graph must be a Graph or a RelationalGraph, got ndarray"):
         rgcn(x, x, w)
+    hypergraph = jax_gnn.Hypergraph.from_hyperedges([[0, 1]])
+    with pytest.raises(TypeError, match=r"got Hypergraph: call one program with hypergraph\.graph"):
+        rgcn(hypergraph, x, w)
     with pytest.raises(TypeError, match=r"program rgcn_of_ones: missing a required argument: 'w'"):
         rgcn(graph, x)
     with pytest.raises(ValueError, match=r"x must have a row for each node, got a scalar"):
@@ -1113,7 +1116,23 @@ def test_refused_arguments(rng):
                 return g.sum(g.src(x))
 
 
-@pytest.mark.parametrize("name", ["degree", "std", "prod", "logsumexp", "other"])
+def test_reductions_of_edges_are_those_of_segments(rng):
+    graph = random_graph(rng, Sizes()).nodes
+
+    @program
+    def all_of(g, x: Node):
+        m = g.src(x)
+        return g.degree(), g.var(m), g.std(m), g.logsumexp(m)
+
+    x = rng.normal(size=(9, 3))
+    names = "sum", "var", "std", "logsumexp"
+    values = [np.ones(graph.num_edges), *[x[np.asarray(graph.cols)]] * 3]
+    for name, got, value in zip(names, all_of(graph, x), values, strict=True):
+        reduce = getattr(jax_gnn, f"segment_{name}")
+        np.testing.assert_allclose(got, reduce(value, graph.rows, 9), 1e-12, 1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["in_degree", "prod", "reverse", "other"])
 def test_unknown_attribute_of_an_edge(rng, name):
     graph = random_graph(rng, Sizes())
     hint = "" if name == "other" else ": write .*"

@@ -83,6 +83,7 @@ def make_graph_dataset(**changes):
         name="tiny",
         src=np.concatenate([src, dst]),
         dst=np.concatenate([dst, src]),
+        edge_features=np.tile(rng.normal(size=(60, 2)), (2, 1)),
         num_nodes=40,
         x=nodes.x,
         y=nodes.y,

@@ -26,8 +26,10 @@ def rings_and_trees(rng, count=60):
     edges = np.concatenate(pairs).T
     src, dst = np.concatenate([edges, edges[::-1]], 1)
     nodes = int(sizes.sum())
-    x = np.ones((nodes, 1))
-    return GraphsDataset(name="shapes", num_nodes=nodes, sizes=sizes, src=src, dst=dst, x=x, y=y)
+    features = {"x": np.ones((nodes, 1)), "edge_features": np.ones((src.size, 2))}
+    return GraphsDataset(
+        name="shapes", num_nodes=nodes, sizes=sizes, src=src, dst=dst, y=y, **features
+    )
 
 
 SMALL = {"hidden_features": 16, "num_layers": 3, "batch_size": 16}
@@ -66,13 +68,13 @@ def test_batches_of_one_shape_hold_graphs_of_the_split(rng):
         batches, rows, numbers = sampler.epoch(ids, rng)
         assert np.isin(numbers[numbers >= 0], ids).all()
         assert len(numbers) == sampler.steps == 5
-        shapes.add((batches.graph_ids.shape, batches.graph.rows.shape, rows.shape))
+        shapes.add((batches.graph_ids.shape, batches.graph.rows.shape, rows[0].shape))
         for i in range(5):
             graphs = numbers[i][numbers[i] >= 0]
             sizes = dataset.sizes[graphs]
             assert np.unique(graphs).size == graphs.size >= 12
             np.testing.assert_array_equal(batches.num_nodes[i][: graphs.size], sizes)
-            assert rows[i].sum() == sizes.sum()
+            assert rows[0][i].sum() == sizes.sum()
     assert len(shapes) == 1
     once = Sampler(dataset, dataset.x, 40, dataclasses.replace(config, steps=0))
     _, _, numbers = once.epoch(ids, rng)
@@ -100,9 +102,46 @@ def test_cross_validation_has_one_epoch(rng):
         training.train(dataset, dataclasses.replace(config, folds=30))
 
 
+def write_tu(folder, dataset):
+    """Write TUDataset's files, with two attributes of each edge, and labels of neither."""
+    folder.mkdir()
+    ids = np.repeat(np.arange(dataset.num_graphs), dataset.sizes)
+    ends = np.stack([dataset.src, dataset.dst], 1)
+    attributes = np.stack([dataset.src % 2, dataset.dst % 3], 1) + 0.5
+    files = {"A": ends + 1, "graph_indicator": ids + 1, "graph_labels": dataset.y}
+    for what, table in (files | {"edge_attributes": attributes}).items():
+        np.savetxt(folder / f"shapes_{what}.txt", table, "%g", delimiter=", ")
+
+
+@pytest.mark.parametrize("model", ["gine-graph", "gatedgcn-graph"])
+def test_features_of_edges_decide(rng, model):
+    """Graphs are alike, but for a feature that the edges of one class have."""
+    dataset = rings_and_trees(rng, 80)
+    y = rng.integers(2, size=80)
+    ids = np.repeat(np.arange(80), dataset.sizes)
+    features = np.stack([y[ids[dataset.dst]], rng.normal(size=dataset.num_edges)], 1)
+    dataset = dataclasses.replace(dataset, y=y, edge_features=features)
+    config = training.RECIPES[model].config(**SMALL, epochs=30, splits=1, dropout_rate=0.0)
+    result = training.train(dataset, config)
+    assert result.run.accuracy_mean >= 0.85
+    assert result.trained.config.edge_in_features == 2
+    logits = result.trained.predict(dataset)
+    assert result.trained.accuracies(dataset, logits)["test"] == result.run.best_test_accuracy[0]
+    without = dataclasses.replace(dataset, edge_features=None)
+    if model == "gatedgcn-graph":
+        with pytest.raises(ValueError, match="dataset 'shapes' has no edge_features, features of"):
+            training.train(without, config)
+    with pytest.raises(ValueError, match="edge_features"):
+        result.trained.predict(without)
+
+
 @pytest.mark.parametrize("model", [name for name in training.RECIPES if name.endswith("-graph")])
 def test_graphs_by_command(model, rng, tmp_path, capsys):
     dataset = rings_and_trees(rng, 12)
+    data = ["--data", str(tmp_path / "shapes.txt")]
+    if training.RECIPES[model].config.edge_input:
+        write_tu(tmp_path / "shapes", dataset)
+        data = ["--data", str(tmp_path / "shapes")]
     # The format of GIN's code: the label of a graph, then the neighbours of each node.
     lines = ["12"]
     for number, size in enumerate(dataset.sizes):
@@ -115,7 +154,6 @@ def test_graphs_by_command(model, rng, tmp_path, capsys):
     folder = tmp_path / "out"
     options = ["--epochs", "1", "--folds", "2", "--output", str(folder)]
     options += ["--hidden-features", "8", "--layers", "1"]
-    data = ["--data", str(tmp_path / "shapes.txt")]
     name = model.removesuffix("-graph")
     assert cli.main(["train", name, "--task", "graph", *data, *options]) == 0
     out = capsys.readouterr().out

@@ -91,6 +91,12 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         raise data_error(dataset, "has no single class for each example, which class_weight needs")
     if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
         raise data_error(dataset, "has no edge_weight to weigh edges by")
+    if config.edge_input == "required" and not _edge_width(dataset):
+        raise data_error(
+            dataset,
+            "has no edge_features, features of edges (files NAME_edge_labels.txt or "
+            "NAME_edge_attributes.txt, key 'edge_features' of an .npz file)",
+        )
     check_times(dataset, config)
     for plural in ("classes", "relations"):
         required = plural == "relations" or not dataset.regresses
@@ -143,6 +149,8 @@ def settled(dataset: NodeDataset, config: C) -> C:
     """
     settings: Any = config
     replace: Callable[..., C] = dataclasses.replace
+    if getattr(settings, "edge_input", "") and settings.edge_in_features is None:
+        config = settings = replace(settings, edge_in_features=_edge_width(dataset))
     if settings.scaling is not None or settings.feature_normalization not in (
         "auto",
         "standardize",
@@ -173,6 +181,12 @@ def settled(dataset: NodeDataset, config: C) -> C:
     if not changes and settings.feature_normalization == "auto":
         return replace(config, feature_normalization="none")
     return replace(config, feature_normalization=kind, scaling=scaling)
+
+
+def _edge_width(dataset: NodeDataset) -> int | None:
+    """Return the number of features of an edge, or None."""
+    features: np.ndarray | None = getattr(dataset, "edge_features", None)
+    return (features.shape[1] or None) if features is not None else None
 
 
 def _is_flags(x: np.ndarray) -> Any:
@@ -576,7 +590,7 @@ def fingerprint(dataset: NodeDataset) -> Fingerprint:
         structure = (*structure, "sizes")
     if isinstance(dataset, RelationalDataset):
         structure = (*structure, "rel", "num_relations", "node_type", *_EDGE_SPLIT)
-    fields = "edge_weight", "edge_time"
+    fields = "edge_weight", "edge_time", "edge_features"
     structure += tuple(name for name in fields if getattr(dataset, name, None) is not None)
     return Fingerprint(
         dataset.name,

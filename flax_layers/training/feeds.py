@@ -131,7 +131,7 @@ class ManyGraphs(Feed):
         batches, rows, ids = self._sampler.epoch(self._train_ids, self._rng)
         valid, y = jnp.asarray(ids >= 0), self._labels(ids)
         # A call is one epoch: the leading axes are of epochs and steps.
-        steps = Data(to_device(batches), (jnp.asarray(rows),), y, (valid,))
+        steps = Data(to_device(batches), to_device(rows), y, (valid,))
         one_epoch: Data = jax.tree.map(lambda array: array[None], steps)
         return one_epoch
 

@@ -14,9 +14,10 @@ from flax_layers.training.types import PyTree
 from jax_gnn import Batch, batch_budget, host_arrays, pack
 from jax_gnn.datasets import GraphsDataset
 
-Batches = tuple[Batch[Any], np.ndarray, np.ndarray]
+Batches = tuple[Batch[Any], tuple[np.ndarray, ...], np.ndarray]
 """Batches of graphs, along a first axis; features of their nodes, ``(batches, num_nodes,
-features)``; and the graphs' ids, ``(batches, num_graphs)``, -1 for padding."""
+features)``, and perhaps of their edges; and the graphs' ids, ``(batches, num_graphs)``, -1 for
+padding."""
 
 
 def graph_sizes(dataset: GraphsDataset) -> dict[str, np.ndarray]:
@@ -27,19 +28,33 @@ def graph_sizes(dataset: GraphsDataset) -> dict[str, np.ndarray]:
 
 
 def stack_batches(
-    dataset: GraphsDataset, x: np.ndarray, groups: Sequence[np.ndarray], budget: dict[str, int]
+    dataset: GraphsDataset,
+    x: np.ndarray,
+    groups: Sequence[np.ndarray],
+    budget: dict[str, int],
+    *,
+    has_edges: bool = False,
 ) -> Batches:
-    """Return batches of groups of graphs, stacked, in arrays of the host."""
+    """Return batches of groups of graphs, stacked, in arrays of the host.
+
+    `has_edges` adds features of edges.
+    """
     groups = [np.asarray(group, np.int64) for group in groups]
     with host_arrays():
         unstacked = [dataset.batch(group, **budget) for group in groups]
+        edges: tuple[np.ndarray, ...] = ()
+        if has_edges:
+            assert dataset.edge_features is not None
+            values = [dataset.edge_features[dataset.edges_of(group)] for group in groups]
+            pairs = zip(unstacked, values, strict=True)
+            edges = (np.stack([batch.graph.edge_values(rows) for batch, rows in pairs]),)
     batches = jax.tree.map(lambda *arrays: np.stack(arrays), *unstacked)
     rows = np.zeros((len(groups), budget["num_nodes"], x.shape[1]), x.dtype)
     # The nodes of a batch's graphs come first, and padding after them.
     for i, group in enumerate(groups):
         nodes = dataset.nodes_of(group)
         rows[i, : len(nodes)] = x[nodes]
-    return batches, rows, padded_ids(groups, budget)
+    return batches, (rows, *edges), padded_ids(groups, budget)
 
 
 def padded_ids(groups: Sequence[np.ndarray], budget: dict[str, int]) -> np.ndarray:
@@ -84,6 +99,7 @@ class Sampler:
         self._budget = batch_budget(self._sizes, min(config.batch_size, count))
         self.steps = config.steps or -(-count // config.batch_size)
         self._once = not config.steps
+        self._has_edges = config.edge_in_features is not None
 
     def epoch(self, ids: np.ndarray, rng: np.random.Generator) -> Batches:
         """Return batches of some of the graphs."""
@@ -100,7 +116,8 @@ class Sampler:
             for name, sizes in self._sizes.items():
                 fits &= np.cumsum(sizes[sample]) <= self._budget[name]
             groups.append(sample[fits])
-        return stack_batches(self._dataset, self._x, groups, self._budget)
+        options = {"has_edges": self._has_edges}
+        return stack_batches(self._dataset, self._x, groups, self._budget, **options)
 
 
 def to_device(tree: PyTree) -> PyTree:

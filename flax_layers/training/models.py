@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from flax import nnx
@@ -12,6 +12,7 @@ from flax_layers import (
     GAT,
     GCN,
     GIN,
+    GINE,
     HGNN,
     HGNNP,
     HGT,
@@ -21,6 +22,7 @@ from flax_layers import (
     SAGE,
     AllDeepSets,
     AllSetTransformer,
+    GatedGCN,
     GATv2,
     GINClassifier,
     GraphClassifier,
@@ -32,6 +34,7 @@ from flax_layers import (
     UniGIN,
     UniSAGE,
 )
+from flax_layers.readout import Layers
 from flax_layers.training.config import graphs, hypergraphs, relations
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.config.settings import Config, settings
@@ -112,6 +115,10 @@ def _pna_options(config: graphs.PNAConfig, graph: Graph) -> dict[str, object]:
     return _options(config, graph) | {"degree_histogram": np.bincount(degrees).tolist()}
 
 
+def _edge_options(config: TrainConfig, structure: Structure | None) -> dict[str, object]:
+    return _options(config, structure) | {"edge_in_features": config.edge_in_features}
+
+
 def _simple_hgn_options(
     config: relations.SimpleHGNConfig, graph: RelationalGraph
 ) -> dict[str, object]:
@@ -128,8 +135,9 @@ def _hgt_options(config: relations.HGTConfig, graph: RelationalGraph) -> dict[st
 
 def _classifier_options(config: TrainConfig, structure: None) -> dict[str, object]:
     """Return options of a `GraphClassifier`, whose layers are the first word of the model."""
-    layers = config.model.partition("-")[0].upper()
-    return _options(config, structure) | {"layers": layers}
+    layers = {name.lower(): name for name in get_args(Layers)}[config.model.partition("-")[0]]
+    options = _edge_options if config.edge_input else _options
+    return options(config, structure) | {"layers": layers}
 
 
 def _relation_ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
@@ -179,6 +187,8 @@ _OPTIONS: dict[type[nnx.Module], Options] = {
     RGAT: _relational_options,
     HGT: _hgt_options,
     PNA: _pna_options,
+    GINE: _edge_options,
+    GatedGCN: _edge_options,
     SimpleHGN: _simple_hgn_options,
     GraphClassifier: _classifier_options,
 }
@@ -228,6 +238,8 @@ RECIPES = (
             graphs.GATv2Config: GATv2,
             graphs.GraphTransformerConfig: GraphTransformer,
             graphs.PNAConfig: PNA,
+            graphs.GINEConfig: GINE,
+            graphs.GatedGCNConfig: GatedGCN,
         },
         GraphDataset,
         load_graph,
@@ -240,6 +252,8 @@ RECIPES = (
             graphs.GCNGraphConfig: GraphClassifier,
             graphs.SAGEGraphConfig: GraphClassifier,
             graphs.GATGraphConfig: GraphClassifier,
+            graphs.GINEGraphConfig: GraphClassifier,
+            graphs.GatedGCNGraphConfig: GraphClassifier,
         },
         GraphsDataset,
         load_graphs,

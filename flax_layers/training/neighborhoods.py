@@ -76,7 +76,8 @@ def inputs_of(
         *weights: Perhaps weights of the graph's edges.
         all_nodes: Whether evaluations of nodes in the past compute all nodes, or labelled ones.
     """
-    edge_options = {"edge_weight": weights[0]} if weights else {}
+    name = "edge_weight" if config.edge_in_features is None else "edge_features"
+    edge_options = {name: weights[0]} if weights else {}
     if not getattr(config, "edge_time", False):
         scales = {"node_scale": gcn_norm(graph, *weights)} if config.model == "gcn" else {}
         return Inputs(x, edge_options, scales)

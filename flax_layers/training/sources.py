@@ -128,6 +128,8 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     yield ["labels", f"{num_outputs(dataset):,} {kind}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
+    if (features := getattr(dataset, "edge_features", None)) is not None:
+        yield ["edge features", f"{features.shape[1]:,}, used by gine and gatedgcn"]
     if getattr(dataset, "edge_time", None) is not None:
         seen = ", with --batch-size by --edge-time" * (dataset.node_time is not None)
         yield ["edge times", f"used by --task link, which splits edges by them{seen}"]

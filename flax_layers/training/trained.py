@@ -48,16 +48,28 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     x: Any = raw_features(dataset, config)
     if isinstance(dataset, GraphsDataset):
         groups, budget = all_groups(dataset, config)  # type: ignore[arg-type]
-        inputs: tuple[Any, ...] = to_device(stack_batches(dataset, x, groups, budget)[:2])
+        has_edges = config.edge_in_features is not None
+        if has_edges and dataset.edge_features is None:
+            raise data_error(dataset, "has no edge_features, which the model takes")
+        batches, rows, _ = stack_batches(dataset, x, groups, budget, has_edges=has_edges)
+        inputs: tuple[Any, ...] = to_device((batches, *rows))
         return inputs
     assert recipe.structure is not None
     graph: Any = recipe.structure(dataset, config)
-    if not getattr(config, "edge_weight", False):
+    name = edge_argument(config)
+    if not name:
         return graph, x
-    weight = getattr(dataset, "edge_weight", None)
-    if weight is None:
-        raise data_error(dataset, "has no edge_weight, which the model takes")
-    return graph, x, graph.edge_values(weight)
+    values = getattr(dataset, name, None)
+    if values is None:
+        raise data_error(dataset, f"has no {name}, which the model takes")
+    return graph, x, graph.edge_values(values)
+
+
+def edge_argument(config: TrainConfig) -> str:
+    """Return the argument for values of edges in calls of the model; "" without."""
+    if config.edge_in_features is not None:
+        return "edge_features"
+    return "edge_weight" if getattr(config, "edge_weight", False) else ""
 
 
 def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
@@ -238,9 +250,10 @@ class TrainedModel(Predictor):
             )
 
     def __call__(self, graph: AnyStructure, x: ArrayByType = None, **named: PyTree) -> PyTree:
-        """See `Predictor`; ``edge_weight`` must be given after a training with weights of edges."""
-        if getattr(self.config, "edge_weight", False) and "edge_weight" not in named:
-            raise ValueError("edge_weight must be given, as the model was trained with weights")
+        """See `Predictor`; ``edge_weight`` or ``edge_features`` must be given as in training."""
+        name = edge_argument(self.config)
+        if name and name not in named:
+            raise ValueError(f"{name} must be given, as the model was trained with it")
         return super().__call__(graph, x, **named)
 
     @property
@@ -308,7 +321,9 @@ class TrainedModel(Predictor):
             logits = predict_past(self.model, match.dataset, config, graph, x, *weights)
             logits = scaling.results(logits)
         else:
-            logits = self(graph, x, **dict(zip(("edge_weight",), weights, strict=False)))
+            logits = self(
+                graph, x, **dict(zip((edge_argument(self.config),), weights, strict=False))
+            )
         if isinstance(graph, ShardedGraph):
             logits = graph.unshard(logits)
         if isinstance(graph, Batch):  # rows of padding are dropped

@@ -31,6 +31,11 @@ from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 
 _BY_NAME = "_by_name"
+_STRUCTURES = {
+    "Hypergraph": ": call one program with hypergraph.graph, from nodes to hyperedges, and another "
+    "with hypergraph.receiving.transpose(), back to nodes",
+    "HeteroGraph": ": call it with graph.relational, or with graph.graph(edge_type) for each type",
+}
 
 
 def _at_name(module: str, name: str) -> Any:
@@ -163,7 +168,8 @@ class Program:
         """Run the program.
 
         Args:
-            graph: A `Graph`, bipartite ones too, or a `RelationalGraph`.
+            graph: A `Graph`, bipartite ones too, or a `RelationalGraph`; within another program
+                its ``g``, with rows as arguments, and rows as results.
             *args: The function's arguments after ``g``: arrays, or pytrees of arrays, with a row
                 for each member of the annotated space; other values are passed on as they are.
             **kwargs: Keyword arguments of the function.
@@ -177,6 +183,8 @@ class Program:
                 hold.
             ValueError: rows do not fit together, or to the graph. Errors name the user's line.
         """
+        if isinstance(graph, EdgeView):  # of a program that calls this one
+            return self._function(graph, *args, **kwargs)
         call = self._call(graph, args, kwargs)
         plan, is_cached = self._plan(call)
         inputs = [*call.arrays, *plan.traced.closed_over]
@@ -234,9 +242,10 @@ class Program:
     def _call(self, graph: object, args: Sequence[object], kwargs: Mapping[str, object]) -> _Call:
         """Bind the arguments of a call and collect their arrays."""
         if not isinstance(graph, Graph | RelationalGraph):
+            hint = _STRUCTURES.get(type(graph).__name__, "")
             raise TypeError(
                 f"program {self._name}: graph must be a Graph or a RelationalGraph, got "
-                f"{type(graph).__name__}"
+                f"{type(graph).__name__}{hint}"
             )
         graph = graph.check()
         try:

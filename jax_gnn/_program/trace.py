@@ -97,19 +97,20 @@ _EDGE_PRIMITIVES = {_pull, _push, _softmax, _edge_key}
 
 
 _SUGGESTIONS = {
-    "degree": "g.sum(1.0), the number of edges into each node",
-    "in_degree": "g.sum(1.0)",
+    "in_degree": "g.degree()",
     "out_degree": "an argument of nodes, graph.out_degrees()",
-    "count": "g.sum(1.0)",
-    "std": "jnp.sqrt(g.mean((m - g.dst(g.mean(m))) ** 2))",
-    "var": "g.mean((m - g.dst(g.mean(m))) ** 2)",
+    "count": "g.degree()",
     "prod": "jax_gnn.segment_prod outside of the program, or jnp.exp(g.sum(jnp.log(m))) if m > 0",
-    "logsumexp": "top = g.max(s), then top + jnp.log(g.sum(jnp.exp(s - g.dst(top))))",
+    "reverse": "a second program, called with graph.transpose(), whose edges are the reverse ones",
     "edge": "the argument itself, annotated as Edge",
     "add": "g.sum",
     "amax": "g.max",
 }
 """Replacements of methods that other libraries have."""
+
+
+MAX_STEPS = 64
+"""Largest number of steps of a loop that is unrolled, as it holds a ``g.…``."""
 
 
 class EdgeView:
@@ -163,6 +164,32 @@ class EdgeView:
     def min(self, row: object) -> Any:
         """Take the minimum over the edges into each node; inf without edges."""
         return _bind(_push, row, reduce="min")
+
+    def degree(self) -> Any:
+        """Return the number of edges into each node, a float."""
+        return self.sum(1.0)
+
+    def var(self, row: object) -> Any:
+        """Return the variance over the edges into each node; 0 without edges."""
+        return jax.tree.map(lambda m: self.mean((m - self.dst(self.mean(m))) ** 2), row)
+
+    def std(self, row: object) -> Any:
+        """Return the root of the variance; where it is 0, so is its gradient."""
+
+        def root(v: Array) -> Array:
+            return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
+
+        return jax.tree.map(root, self.var(row))
+
+    def logsumexp(self, row: object) -> Any:
+        """Return the logarithm of the sum of exponentials over edges; -inf without edges."""
+
+        def reduced(s: Array) -> Array:
+            top = jax.lax.stop_gradient(self.max(s))
+            top = jnp.where(jnp.isfinite(top), top, 0)
+            return jnp.log(self.sum(jnp.exp(s - self.dst(top)))) + top
+
+        return jax.tree.map(reduced, row)
 
     def key(self, key: Any) -> Any:
         """Return a random key of the edge, from a shared key and the index of the edge.
@@ -474,11 +501,29 @@ class _Walk:
             consts = [_constant(np.asarray(value)) for value in getattr(inner, "consts", ())]
             return self.walk(body, consts, operands)
         if _has_edge_primitive(eqn):
+            if eqn.primitive.name == "scan" and eqn.params["length"] <= MAX_STEPS:
+                return self._unrolled(eqn, operands)
             raise ValueError(
                 f"program {self.name}, {line}: {eqn.primitive.name} holds a g.…: rows are read and "
-                "reduced outside of loops and branches, got one inside"
+                f"reduced outside of branches, and of loops but those of {MAX_STEPS} steps at "
+                "most, which are known beforehand, got one inside"
             )
         return self._apply(eqn, operands, line, jaxpr)
+
+    def _unrolled(self, eqn: jex.JaxprEqn, operands: Sequence[Row]) -> list[Row]:
+        """Return the results of a loop of a known number of steps, of which each is walked."""
+        body, length, kept = (eqn.params[name] for name in ("jaxpr", "length", "num_consts"))
+        carried = kept + eqn.params["num_carry"]
+        fixed, carry, xs = operands[:kept], [*operands[kept:carried]], operands[carried:]
+        steps = [*range(length)][:: -1 if eqn.params["reverse"] else 1]
+        results: dict[int, list[Row]] = {}
+        for i in steps:
+            items = [apply("item", lambda x, i=i: x[i], row, key=i) for row in xs]
+            consts = [_constant(np.asarray(value)) for value in body.consts]
+            rows = self.walk(body.jaxpr, consts, [*fixed, *carry, *items])
+            carry, results[i] = rows[: len(carry)], rows[len(carry) :]
+        by_result = zip(*(results[i] for i in range(length)), strict=True)
+        return carry + [apply("stack", lambda *x: jnp.stack(x), *rows) for rows in by_result]
 
     def _pull(self, row: Row, way: str, line: str) -> Row:
         """Return what ``g.src`` and its like read."""

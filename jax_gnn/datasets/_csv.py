@@ -55,8 +55,9 @@ def load_csv(
     ``test`` or empty. All other columns are features: numbers as they are, dates and times in days,
     text of at most 256 values one-hot. Columns that only number or name the rows, and free text,
     are left out. Edges have the columns ``src`` and ``dst``, which are ids, and optionally
-    ``weight`` and ``time``, a date or a whole number; their other columns are left out, and
-    repeated edges are removed. A column ``time`` of nodes is a feature, and their time.
+    ``weight`` and ``time``, a date or a whole number; other columns with a number in each row are
+    features of edges, by name. Repeated edges are removed. A column ``time`` of nodes is a feature,
+    and their time.
     Columns may be called otherwise, such as ``source`` and ``target``, ``node_id``, ``class``, in
     any case: a notice tells. :func:`jax_gnn.convert.from_table`, which reads all other tables, says
     how cells are read.
@@ -96,6 +97,7 @@ def load_csv(
             src=ends[0],
             dst=ends[1],
             edge_weight=edges.weight,
+            edge_features=edges.features,
             edge_time=edges.time,
             **nodes.fields(names[""]),
         )
@@ -264,14 +266,17 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
     # Nodes are numbered graph by graph.
     order = np.argsort(graph_of, kind="stable")
     position = np.argsort(order)
-    src, dst = position[src], position[dst]
+    src, dst, features = position[src], position[dst], edges.features
     notices = []
     share = reversed_share(src, dst, len(order))
     # Tables to predict on get reverses if those of the training did.
     adds_reverses = bool(settings.plan.get("adds_reverses", share < MIN_REVERSED_SHARE))
     if adds_reverses and share < 1:
         notices = [f"{share:.1%} of the edges have their reverse: the others are added"]
-        src, dst = np.unique(np.stack([[src, dst], [dst, src]], 1).reshape(2, -1), axis=1)
+        both = np.stack([[src, dst], [dst, src]], 1).reshape(2, -1)
+        (src, dst), rows = np.unique(both, axis=1, return_index=True)
+        if features is not None:
+            features = np.concatenate([features, features])[rows]
     with errors_in(files[0]):
         x, feature_names = nodes.features.x, nodes.features.feature_names
         if x is None:
@@ -286,6 +291,7 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
             sizes=np.bincount(graph_of, minlength=len(graphs.y)),
             src=src,
             dst=dst,
+            edge_features=features,
             x=x,
             feature_names=feature_names,
             y=graphs.y,

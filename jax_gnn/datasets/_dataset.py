@@ -175,6 +175,12 @@ class NodeDataset:
         self._count_repeated(keys.size - pairs.size)
         return np.asarray(np.searchsorted(pairs, keys))
 
+    def _set_edge_features(self, places: np.ndarray) -> None:
+        """Check features of edges, and keep those of the first of repetitions."""
+        if getattr(self, "edge_features", None) is not None:
+            features = check_features("edge_features", self.edge_features, places.size, "edges")  # type: ignore[attr-defined]
+            self._set("edge_features", features[np.unique(places, return_index=True)[1]])
+
     def _check_split(self, field: str, ndim: int = 1) -> None:
         if getattr(self, field) is None:
             return
@@ -293,18 +299,22 @@ class GraphDataset(NodeDataset):
         dst: ``(num_edges,)`` int32, the destination of each edge.
         edge_weight: ``(num_edges,)`` float32, finite, summed over repetitions; None if edges have
             no weights.
+        edge_features: ``(num_edges, features)`` float32, of repetitions the first; None if edges
+            have none.
         edge_time: ``(num_edges,)`` int64, of repetitions the earliest; None if edges have no times.
     """
 
     src: np.ndarray
     dst: np.ndarray
     edge_weight: np.ndarray | None = None
+    edge_features: np.ndarray | None = None
     edge_time: np.ndarray | None = None
 
     _counts = ("num_nodes", "num_edges", "num_features", "num_classes")
 
     def _check_structure(self) -> None:
         places = self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+        self._set_edge_features(places)
         if self.edge_weight is not None:
             # Weights of repeated edges are summed.
             weight = check_array("edge_weight", self.edge_weight, "fiub", "real numbers", 1)
@@ -338,6 +348,8 @@ class GraphsDataset(NodeDataset):
         sizes: ``(num_graphs,)`` int32, number of nodes of each graph.
         src: ``(num_edges,)`` int32, the source of each edge.
         dst: ``(num_edges,)`` int32, the destination of each edge, in the same graph.
+        edge_features: ``(num_edges, features)`` float32, of repetitions the first; None if edges
+            have none.
         folds: ``(num_graphs,)`` int32, the fold of a published cross-validation that holds out each
             graph; -1 for graphs that all folds train on.
         graph_names: a name for each graph.
@@ -348,6 +360,7 @@ class GraphsDataset(NodeDataset):
     sizes: np.ndarray
     src: np.ndarray
     dst: np.ndarray
+    edge_features: np.ndarray | None = None
     folds: np.ndarray | None = None
     graph_names: tuple[str, ...] | None = None
 
@@ -357,7 +370,7 @@ class GraphsDataset(NodeDataset):
         sizes = self._set("sizes", check_ids("sizes", self.sizes, MAX_SIZE))
         if int(sizes.sum(dtype=np.int64)) != self.num_nodes:
             raise ValueError(f"sizes: expected {self.num_nodes} together, got {sizes.sum()}")
-        self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+        self._set_edge_features(self._set_pairs("dst", "src", self.num_nodes, self.num_nodes))
         # Edges within graphs keep all operations on a batch separate by graph.
         graph_of = np.repeat(np.arange(sizes.size), sizes)
         across = np.flatnonzero(graph_of[self.src] != graph_of[self.dst])
@@ -393,13 +406,21 @@ class GraphsDataset(NodeDataset):
             ValueError: a capacity is too small.
         """
         ids, starts = np.asarray(numbers), np.cumsum(self.sizes) - self.sizes
-        bounds = np.searchsorted(self.dst, np.append(starts, self.num_nodes))
-        edges = []
-        for i in ids.tolist():
-            # Edges are sorted by destination: those of a graph are consecutive.
-            rows = slice(bounds[i], bounds[i + 1])
-            edges.append(np.stack([self.src[rows], self.dst[rows]]) - starts[i])
+        edges = [
+            np.stack([self.src[rows], self.dst[rows]]) - starts[i]
+            for i, rows in zip(ids.tolist(), self._edges_of(ids), strict=True)
+        ]
         return Batch.from_edges(edges, self.sizes[ids], validate=False, **capacities)
+
+    def _edges_of(self, ids: np.ndarray) -> list[slice]:
+        """Return the edges of some graphs, which are consecutive, sorted by destination."""
+        bounds = np.searchsorted(self.dst, np.append(0, np.cumsum(self.sizes)))
+        return [slice(bounds[i], bounds[i + 1]) for i in ids.tolist()]
+
+    def edges_of(self, numbers: ArrayLike) -> np.ndarray:
+        """Return the edges of some graphs, in the order of the edges that :meth:`batch` joins."""
+        ranges = [np.arange(rows.start, rows.stop) for rows in self._edges_of(np.asarray(numbers))]
+        return np.concatenate([np.zeros(0, int), *ranges])
 
     def nodes_of(self, numbers: ArrayLike) -> np.ndarray:
         """Return the nodes of some graphs, in the order of :meth:`batch`."""

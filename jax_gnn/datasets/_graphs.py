@@ -25,7 +25,7 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
     of each node, both counted from 1. ``NAME_graph_labels.txt`` are classes; if it is missing,
     ``NAME_graph_attributes.txt`` are numbers to regress on. Features are the one-hot
     ``NAME_node_labels.txt`` and ``NAME_node_attributes.txt``; without either, one-hot degrees.
-    Labels and attributes of edges are left out.
+    Features of edges are likewise ``NAME_edge_labels.txt`` and ``NAME_edge_attributes.txt``.
 
     Args:
         path: the folder, or one of the files of the first two names.
@@ -36,7 +36,10 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
     name = edges_path.name.removesuffix("_A.txt")
     files = {
         what: edges_path.with_name(f"{name}_{what}.txt")
-        for what in ("graph_labels", "graph_attributes", "node_labels", "node_attributes")
+        for what in (
+            *(f"{of}_{kind}" for of in ("node", "edge") for kind in ("labels", "attributes")),
+            *("graph_labels", "graph_attributes"),
+        )
     }
     present = {what: file for what, file in files.items() if file.exists()}
     if not present.keys() & {"graph_labels", "graph_attributes"}:
@@ -55,19 +58,24 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
         # Graphs without nodes are allowed, nodes without a graph are not.
         if graph_of.max(initial=-1) >= num_graphs:
             raise ValueError(f"node of graph {graph_of.max() + 1}, but {num_graphs} have labels")
-    columns: dict[str, np.ndarray] = {}
-    if "node_labels" in tables:
-        with errors_in(files["node_labels"]):
-            columns |= one_hot_columns("label", tables["node_labels"], memory)
-    if "node_attributes" in tables:
-        columns |= _numbered("attribute", tables["node_attributes"])
-    with errors_in(edges_path.parent):
-        for what in ("node_labels", "node_attributes"):
-            if what in tables and len(tables[what]) != graph_of.size:
-                raise ValueError(
-                    f"{files[what].name}: expected {graph_of.size} lines, one for each node, got "
-                    f"{len(tables[what])}"
+    columns: dict[str, dict[str, np.ndarray]] = {"node": {}, "edge": {}}
+    for of, count in (("node", graph_of.size), ("edge", len(pairs))):
+        for kind in ("label", "attribute"):
+            what = f"{of}_{kind}s"
+            if what not in tables:
+                continue
+            with errors_in(files[what]):
+                if len(tables[what]) != count:
+                    raise ValueError(
+                        f"expected {count} lines, one for each {of}, got {len(tables[what])}"
+                    )
+                is_label = kind == "label"
+                columns[of] |= (
+                    one_hot_columns(kind, tables[what], memory)
+                    if is_label
+                    else _numbered(kind, tables[what])
                 )
+    with errors_in(edges_path.parent):
         y: Any
         if labels is not None and labels.shape[1] != 1:
             raise ValueError(
@@ -79,18 +87,19 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
         y, names = (attributes, None) if labels is None else _classes(labels[:, 0])
         if y.ndim == 2:
             y = (y[:, 0] if y.shape[1] == 1 else y).astype(np.float32)
-        unused = [*edges_path.parent.glob(f"{name}_edge_*.txt")]
+        unused = []
         if labels is not None and attributes is not None:
             unused.append(files["graph_attributes"])
         return _dataset(
             name,
             np.bincount(graph_of, minlength=num_graphs),
             pairs.T,
-            columns,
+            columns["node"],
             memory,
+            columns["edge"],
             y=y,
             label_names=names,
-            unused=tuple(sorted(file.name for file in unused)),
+            unused=tuple(file.name for file in unused),
         )
 
 
@@ -208,7 +217,8 @@ def load_ogb_graphs(path: str | os.PathLike[str]) -> GraphsDataset:
     A folder ``raw`` has ``edge.csv.gz``, ``num-node-list.csv.gz``, ``num-edge-list.csv.gz``,
     ``graph-label.csv.gz`` and optionally ``node-feat.csv.gz``; next to it, ``split/NAME`` may have
     ``train.csv.gz``, ``valid.csv.gz`` and ``test.csv.gz``. Edges count both ways. Labels are
-    classes if all are integers, else numbers to regress on. Features of edges are left out.
+    classes if all are integers, else numbers to regress on. ``edge-feat.csv.gz`` are features of
+    edges, of both directions.
 
     Args:
         path: the folder of the dataset, or ``raw``.
@@ -234,16 +244,16 @@ def load_ogb_graphs(path: str | os.PathLike[str]) -> GraphsDataset:
         are_classes = ((labels == labels.round()) | np.isnan(labels)).all()
         y, label_names = _classes(labels[:, 0]) if are_classes else (labels[:, 0], None)
     pairs = pairs.T + starts
-    unused = "edge-feat.csv.gz"
+    of_edges = _columns(folder / "edge-feat.csv.gz", memory)
     return _dataset(
         folder.parent.name,
         sizes,
         np.concatenate([pairs, pairs[::-1]], axis=1),
-        _node_features(folder, memory),
+        _columns(folder / "node-feat.csv.gz", memory),
         memory,
+        {name: np.concatenate([column, column]) for name, column in of_edges.items()},
         y=y,
         label_names=label_names,
-        unused=(unused,) if (folder / unused).exists() else (),
         **_split(folder),
     )
 
@@ -266,9 +276,10 @@ def load_ogb_nodes(path: str | os.PathLike[str]) -> GraphDataset:
     with errors_in(files[1]):
         if (y != y.round()).any():
             raise ValueError("expected classes, got numbers that are not whole")
-    x = _read_features(folder)
+    file = folder / "node-feat.csv.gz"
+    x = _numbers(file, "iuf") if file.exists() else None
     with errors_in(folder):
-        pairs = _distinct(np.concatenate([pairs, pairs[::-1]], axis=1), labels.size)
+        pairs, _ = _distinct(np.concatenate([pairs, pairs[::-1]], axis=1), labels.size)
         return GraphDataset(
             name=folder.parent.name,
             num_nodes=labels.size,
@@ -288,20 +299,15 @@ def _raw(path: Path) -> Path:
     return path / "raw" if (path / "raw").is_dir() else path.absolute()
 
 
-def _read_features(folder: Path) -> np.ndarray | None:
-    file = folder / "node-feat.csv.gz"
-    return _numbers(file, "iuf") if file.exists() else None
-
-
-def _node_features(folder: Path, memory: Memory) -> dict[str, np.ndarray]:
-    """Read features of nodes; small integers, such as those of atoms, become one-hot columns."""
-    x = _read_features(folder)
-    if x is None:
+def _columns(file: Path, memory: Memory) -> dict[str, np.ndarray]:
+    """Read features; small integers, such as those of atoms, become one-hot columns."""
+    if not file.exists():
         return {}
+    x = _numbers(file, "iuf")
     # Integers of a small range are categories, such as kinds of atoms.
     if x.dtype.kind == "f" or x.max(initial=0) >= _MAX_VALUES:
         return _numbered("feature", x)
-    with errors_in(folder):
+    with errors_in(file):
         return one_hot_columns("feature", x, memory)
 
 
@@ -366,12 +372,12 @@ def one_hot_columns(what: str, x: np.ndarray, memory: Memory) -> dict[str, np.nd
     return one_hot
 
 
-def _distinct(pairs: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Remove repeated edges: those due to reversal are not to be counted as repetitions."""
+def _distinct(pairs: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return edges without repetitions, as those due to reversal do not count, and their places."""
     if pairs.size and not 0 <= pairs.min() <= pairs.max() < min(num_nodes, MAX_SIZE):
         raise ValueError(f"an edge has an end outside {num_nodes} nodes")
-    keys = np.unique(pairs[1].astype(np.int64) * num_nodes + pairs[0])
-    return np.stack(np.divmod(keys, max(num_nodes, 1))[::-1])
+    keys, places = np.unique(pairs[1].astype(np.int64) * num_nodes + pairs[0], return_index=True)
+    return np.stack(np.divmod(keys, max(num_nodes, 1))[::-1]), places
 
 
 def _dataset(
@@ -380,6 +386,7 @@ def _dataset(
     pairs: np.ndarray,
     columns: dict[str, np.ndarray],
     memory: Memory,
+    edge_columns: dict[str, np.ndarray] | None = None,
     *,
     unused: Sequence[str] = (),
     **fields: Any,
@@ -387,7 +394,9 @@ def _dataset(
     """Make a dataset; without columns of features, degrees are its features."""
     memory.claim("edges", pairs.shape[1] * ID_BYTES)
     num_nodes = int(sizes.sum())
-    src, dst = _distinct(pairs, num_nodes)
+    (src, dst), places = _distinct(pairs, num_nodes)
+    if edge_columns:
+        fields["edge_features"] = np.stack([*edge_columns.values()], 1)[places]
     if not columns:
         # Each degree becomes a column, as in the code of GIN.
         degrees = np.bincount(dst, minlength=num_nodes)

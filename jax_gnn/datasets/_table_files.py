@@ -319,6 +319,7 @@ class EdgeTable(FileTable):
     """Table with a row for each edge, or for each node of a hyperedge."""
 
     weight: np.ndarray | None = None
+    features: np.ndarray | None = None
 
     @classmethod
     def read(
@@ -359,7 +360,21 @@ class EdgeTable(FileTable):
                     self.details[name] = f"edge times, {self.unit}"
                 except ValueError as error:  # such as of durations
                     self.notices.append(f"{error}; times are not used")
+            if uses:
+                self._read_features({*self.roles.values(), *options.ignore})
         return self
+
+    def _read_features(self, others: set[str]) -> None:
+        """Read the columns that have a number in each row, but for others."""
+        features = []
+        for name in self.columns.keys() - others:
+            with contextlib.suppress(ValueError):
+                values = read_kind(name, self.columns[name], self.place, "number").values
+                if np.isfinite(values).all():
+                    features.append((name, values))
+                    self.details[name] = "feature of edges"
+        if features:
+            self.features = np.stack([values for _, values in sorted(features)], 1)
 
 
 def number_ends(

@@ -9,7 +9,11 @@ from flax_layers.graph import Aggregation
 from flax_layers.mlp import Norm
 from flax_layers.readout import Readout
 from flax_layers.training.config.nodes import (
+    DIRECTION_HELP,
+    DIRECTION_SWITCHES,
     Defaults,
+    Direction,
+    EdgeInput,
     FeatureNormalization,
     HeadsConfig,
     SampledConfig,
@@ -132,6 +136,33 @@ class PNAConfig(SampledConfig):
     towers: int = setting(1, "model", "towers that share the features of each layer", COUNT)
 
 
+class GINEConfig(SampledConfig):
+    """Settings of a `flax_layers.GINE`, which takes features of edges where the data have some."""
+
+    model: ClassVar[str] = "gine"
+    title: ClassVar[str] = "graph isomorphism network with features of edges (GINE, Hu et al. 2020)"
+    edge_input: ClassVar[EdgeInput] = "optional"
+    sums: ClassVar[bool] = True
+
+    learning_rate: float = 0.005
+    feature_normalization: FeatureNormalization = "auto"
+    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
+    mlp_norm: Norm | None = setting(
+        None, "model", "batch_norm: a batch norm inside the perceptron of each layer"
+    )
+
+
+class GatedGCNConfig(TrainConfig):
+    """Settings of a `flax_layers.GatedGCN`, whose steps are on the whole graph."""
+
+    model: ClassVar[str] = "gatedgcn"
+    title: ClassVar[str] = "gated graph convolutional network (GatedGCN, Bresson and Laurent 2017)"
+    edge_input: ClassVar[EdgeInput] = "required"
+
+    feature_normalization: FeatureNormalization = "auto"
+    direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
+
+
 class GraphsConfig(TrainConfig):
     """Settings of every training on many graphs; defaults as in GIN's paper."""
 
@@ -203,3 +234,24 @@ class GATGraphConfig(GraphsConfig):
     model: ClassVar[str] = "gat-graph"
     title: ClassVar[str] = "graph attention network (GAT, Veličković et al. 2018) and a readout"
     heads: int = setting(4, "model", "heads of the convolutions", COUNT)
+
+
+class GINEGraphConfig(GraphsConfig):
+    """Settings of a `flax_layers.GraphClassifier` of GINE's layers, which have batch norms."""
+
+    model: ClassVar[str] = "gine-graph"
+    title: ClassVar[str] = GINEConfig.title
+    edge_input: ClassVar[EdgeInput] = "optional"
+    graph_reduce: Readout = "sum"
+    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
+    mlp_norm: Norm | None = setting(
+        "batch_norm", "model", "batch_norm: a batch norm inside the perceptron of each layer"
+    )
+
+
+class GatedGCNGraphConfig(GraphsConfig):
+    """Settings of a `flax_layers.GraphClassifier` of GatedGCN's layers."""
+
+    model: ClassVar[str] = "gatedgcn-graph"
+    title: ClassVar[str] = GatedGCNConfig.title
+    edge_input: ClassVar[EdgeInput] = "required"

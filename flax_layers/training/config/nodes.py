@@ -11,6 +11,7 @@ from jax_gnn.extend import Implementation
 
 FeatureNormalization = Literal["auto", "none", "row", "standardize"]
 Direction = Literal["auto", "directed", "undirected"]
+EdgeInput = Literal["", "optional", "required"]  # features of edges in a model's calls
 Defaults = Mapping[str, float | str]  # by field
 Scaling = Mapping[str, list[list[float]]]  # means and deviations of columns, by type of nodes
 
@@ -38,6 +39,8 @@ class TrainConfig(OptimizerConfig):
     # columns of zeros and ones alone, whether sums over neighbours are not divided by their number.
     embeds: ClassVar[bool] = False
     keeps_flags: ClassVar[bool] = False
+    # Whether the model's calls take features of edges.
+    edge_input: ClassVar[EdgeInput] = ""
     sums: ClassVar[bool] = False
     # Defaults for datasets of a format, by which the model was published; columns of tables have
     # units of their own.
@@ -92,6 +95,7 @@ class TrainConfig(OptimizerConfig):
     # Statistics of the training's data, which `settled` and `target_scaled` fill in.
     scaling: Scaling | None = None
     target_scaling: list[list[float]] | None = None
+    edge_in_features: int | None = None
     implementation: Implementation | None = setting(
         None,
         "execution",

@@ -1,0 +1,219 @@
+"""Graph transformers of batches: a local convolution beside attention within each graph."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import field
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+
+from flax_layers._attention import check_heads
+from flax_layers._base import (
+    DropoutKeys,
+    check_model,
+    check_positive,
+    check_rates,
+    dropout_arguments,
+    linear,
+    promote,
+)
+from flax_layers._declaration import LinearOptions, ParameterFactory
+from flax_layers.mlp import make_norm
+from flax_layers.norms import GraphLayerNorm, GraphNorm, check_nodes
+from flax_layers.program_conv import matmul_precision
+from jax_gnn import Batch, Graph
+from jax_gnn.extend import accumulator_dtype, check_choice, check_instance, row_wise, take
+
+GPSNorm = Literal["batch_norm", "layer_norm", "graph_norm"]
+GPSActivation = Literal["relu", "gelu", "silu", "elu", "leaky_relu", "tanh"]
+
+
+def attention_within_graphs(
+    batch: Batch[Any], query: Array, key: Array, value: Array, max_nodes: int | None = None
+) -> Array:
+    """Attend from each node of a batch to the nodes of its own graph, by dot products.
+
+    Rows are cut into tiles of `max_nodes`. A graph, whose nodes follow each other, lies in two
+    tiles at most, so that a tile attends to itself and its two neighbours under the mask of equal
+    graphs: ``3 num_nodes max_nodes`` scores for any number of graphs.
+
+    Args:
+        batch: The graphs.
+        query: Queries, ``(num_nodes, heads, width)``.
+        key: Keys, ``(num_nodes, heads, width)``.
+        value: Values, ``(num_nodes, heads, width)``.
+        max_nodes: Nodes of the largest graph or more; rows of larger graphs are NaN. None reads it
+            from the batch, or where `jax.jit` traces the batch takes all its nodes.
+
+    Returns:
+        ``(num_nodes, heads, width)``; finite for padding.
+    """
+    count = query.shape[0]
+    if max_nodes is None:
+        is_traced = isinstance(batch.num_nodes, jax.core.Tracer)
+        max_nodes = count if is_traced else int(np.asarray(batch.num_nodes).max(initial=0))
+    # Tiles of a multiple of 8 rows, as batches of nearly equal graphs share a program then.
+    size = max(min(-(-max_nodes // 8) * 8, count), 1)
+    tiles = -(-count // size)
+    before, after = (0, 0) if tiles == 1 else (size, size)
+    padding = (before, tiles * size - count + after)
+
+    def tiled(rows: Array, fill: int) -> Array:
+        """Return for each tile its own rows, and those of its neighbours, (tiles, 3 size, …)."""
+        padded = jnp.pad(
+            rows, (padding, *[(0, 0)] * (rows.ndim - 1)), constant_values=jnp.asarray(fill)
+        )
+        parts = padded.reshape(-1, size, *rows.shape[1:])
+        if tiles == 1:
+            return parts
+        return jnp.concatenate([parts[:-2], parts[1:-1], parts[2:]], axis=1)
+
+    own = slice(before, before + size)
+    keys, values, graphs = tiled(key, 0), tiled(value, 0), tiled(batch.graph_ids, -1)
+    # Padding attends to padding, so that no row of the softmax is empty. Scores are float32 at
+    # least, and float64 of float64, which `jax.nn.dot_product_attention` rounds.
+    mask = graphs[:, None, own, None] == graphs[:, None, None, :]
+    dtype = accumulator_dtype(query.dtype)
+    scores = jnp.einsum(
+        "tqhd,tkhd->thqk", tiled(query, 0)[:, own], keys, preferred_element_type=dtype
+    )
+    scores = jnp.where(mask, scores * query.shape[-1] ** -0.5, -jnp.inf)
+    y = jnp.einsum("thqk,tkhd->tqhd", jax.nn.softmax(scores).astype(value.dtype), values)
+    y = y.reshape(tiles * size, *y.shape[2:])[:count]
+    sizes = take(batch.num_nodes, batch.graph_ids)
+    return jnp.where(row_wise(sizes > max_nodes, y), jnp.nan, y)
+
+
+class GPSConv(LinearOptions):
+    """GraphGPS's layer: a convolution beside attention within each graph, then an MLP.
+
+    ``h = norm(x + conv(x)) + norm(x + attention(x))`` and ``norm(h + MLP(h))``, with dropout before
+    each sum. Rampášek et al., "Recipe for a general, powerful, scalable graph transformer", NeurIPS
+    2022, as PyTorch Geometric's layer of this name with `attn_type` "multihead".
+
+    Attributes:
+        in_features: Features per node of the input and of the output.
+        conv: Convolution of `in_features` to as many, called ``conv(graph, x, …)``, such as a
+            `GINEConv`; None leaves attention alone.
+        heads: Number of heads.
+        mlp_activation: Function inside the MLP: "relu", "gelu", "silu", "elu", "leaky_relu" or
+            "tanh".
+        node_norm: "batch_norm", "layer_norm" or "graph_norm"; None without.
+        dropout_rate: Share of features dropped in training, in [0, 1].
+        attention_in: Map to queries, keys and values, side by side.
+        attention_out: Map of the heads' results.
+        mlp: Maps of the MLP, with twice as many features inside.
+        norms: The norms of the convolution, of attention and of the MLP; none without.
+
+    Example:
+        >>> graphs = batch([Graph.from_edges([(0, 1)]), Graph.from_edges([(0, 0)])])
+        >>> conv = GPSConv(4, GINEConv(4, 4, rngs=nnx.Rngs(0)), heads=2, rngs=nnx.Rngs(0))
+        >>> conv(graphs, jnp.ones((3, 4))).shape
+        (3, 4)
+    """
+
+    in_features: int = field(kw_only=False)
+    conv: Any = field(kw_only=False, default=None)
+    heads: int = 1
+    mlp_activation: GPSActivation = "relu"
+    node_norm: GPSNorm | None = "batch_norm"
+    dropout_rate: float = 0.0
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_positive(in_features=self.in_features)
+        check_heads(self.heads, self.in_features)
+        check_choice("mlp_activation", self.mlp_activation, get_args(GPSActivation))
+        check_choice("node_norm", self.node_norm, (None, *get_args(GPSNorm)))
+        check_rates(dropout_rate=self.dropout_rate)
+        if self.conv is not None:
+            check_model("conv", self.conv)
+        self.conv = nnx.data(self.conv)
+        width = self.in_features
+        self.attention_in = factory.linear(width, 3 * width)
+        self.attention_out = factory.linear(width, width)
+        self.mlp = nnx.List([factory.linear(width, 2 * width), factory.linear(2 * width, width)])
+        self.norms = nnx.List([self._make_norm(factory) for _ in range(3 if self.node_norm else 0)])
+        self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
+
+    def _make_norm(self, factory: ParameterFactory) -> Any:
+        if self.node_norm == "batch_norm":
+            return make_norm(self.in_features, factory)
+        kind = GraphLayerNorm if self.node_norm == "layer_norm" else GraphNorm
+        options: Any = {"dtype": factory.dtype, "param_dtype": factory.param_dtype}
+        return kind(self.in_features, rngs=factory.rngs, **options)
+
+    def __call__(
+        self,
+        batch: Batch[Graph],
+        x: ArrayLike,
+        *arguments: object,
+        max_nodes: int | None = None,
+        deterministic: bool | None = None,
+        rngs: DropoutKeys = None,
+        **named: object,
+    ) -> Array:
+        """Return the new node features, ``(num_nodes, in_features)`` in `dtype`.
+
+        Args:
+            batch: The graphs; one alone is ``batch([graph])``.
+            x: Features of nodes, ``(num_nodes, in_features)``.
+            *arguments: Further arguments of the convolution, such as features of edges.
+            max_nodes: Nodes of the largest graph or more, by which the cost of attention grows;
+                rows of larger graphs are NaN. None reads it from the batch, which only outside of
+                `jax.jit` is possible; inside, each node is compared with all others.
+            deterministic: Whether dropout is off, and norms use running statistics; None leaves it
+                to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
+            **named: Further arguments of the convolution by name.
+        """
+        check_instance("batch", batch, Batch)
+        if max_nodes is not None:
+            check_positive(max_nodes=max_nodes)
+        rows = check_nodes(batch, x, self.in_features)
+        if rows.ndim != 2:
+            raise ValueError(
+                f"x must have shape (num_nodes, in_features), without batch axes, got {rows.shape}"
+            )
+        (rows, _) = promote((rows, self.attention_in.kernel[...]), self.dtype)
+        dropout = dropout_arguments(deterministic, rngs)
+        terms: list[Array | None] = [None]
+        if self.conv is not None:
+            takes = inspect.signature(self.conv.__call__).parameters
+            options = {"node_mask": batch.node_mask, **dropout, **named}
+            options = {k: v for k, v in options.items() if k in takes or k in named}
+            terms = [self.conv(batch.graph, rows, *arguments, **options)]
+        terms.append(self._attention(batch, rows, max_nodes))
+        parts = [
+            self._normalized(i, batch, rows + self.dropout(y, **dropout), deterministic)
+            for i, y in enumerate(terms)
+            if y is not None
+        ]
+        h = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        hidden = linear(self.mlp[0], h)
+        exact = {"approximate": False} if self.mlp_activation == "gelu" else {}
+        hidden = getattr(jax.nn, self.mlp_activation)(hidden, **exact)
+        y = linear(self.mlp[1], self.dropout(hidden, **dropout))
+        return self._normalized(2, batch, h + self.dropout(y, **dropout), deterministic)
+
+    def _attention(self, batch: Batch[Graph], x: Array, max_nodes: int | None) -> Array:
+        """Return multi-head attention of each node to the nodes of its graph."""
+        parts = jnp.split(linear(self.attention_in, x), 3, axis=-1)
+        query, key, value = (part.reshape(len(x), self.heads, -1) for part in parts)
+        with matmul_precision(self.precision):
+            y = attention_within_graphs(batch, query, key, value, max_nodes)
+        return linear(self.attention_out, y.reshape(len(x), -1))
+
+    def _normalized(
+        self, number: int, batch: Batch[Graph], x: Array, deterministic: bool | None
+    ) -> Array:
+        if self.node_norm is None:
+            return x
+        options = {"use_running_average": deterministic} if self.node_norm == "batch_norm" else {}
+        y: Array = self.norms[number](batch, x, **options)
+        return y
