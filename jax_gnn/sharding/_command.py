@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,13 @@ from jax_gnn.sharding._partition import (
     compare,
     warn_of_no_gain,
 )
-from jax_gnn.sharding._parts import edges_into_nodes, exchanges_of
+from jax_gnn.sharding._parts import (
+    HypergraphPart,
+    Part,
+    RelationalPart,
+    edges_into_nodes,
+    exchanges_of,
+)
 from jax_gnn.sharding._split import Piece, split_graph
 
 
@@ -172,27 +178,19 @@ def costs_of(pieces: Sequence[Piece]) -> tuple[PartitionCosts, list[ExchangeCost
     nodes = np.array([int((piece.node_ids >= 0).sum()) for piece in pieces])
     edges = np.array([int(edges_into_nodes(part).indptr[-1]) for part in parts])
     counts = int(nodes.sum()), getattr(parts[0], "num_whole_hyperedges", 0)
-    halo, costs = np.zeros(len(parts), np.int64), []
+    halo, costs = np.array([_num_fetched(part) for part in parts]), []
     for exchanges, count in zip(zip(*map(exchanges_of, parts), strict=True), counts, strict=False):
-        halo += _num_received(exchanges)
         costs.append(ExchangeCosts.of(exchanges, count))
     return PartitionCosts(nodes, edges, halo), costs
 
 
-def _num_received(exchanges: Sequence[Exchange]) -> np.ndarray:
-    """Return the number of rows that arrive at each device, ``(num_parts,)``."""
-    counts = np.zeros(len(exchanges), np.int64)
-    for sender, exchange in enumerate(exchanges):
-        is_sent, start = np.asarray(exchange.send) >= 0, 0
-        for step in exchange.rounds:
-            # Slots are in the order of receivers; a device without one has padding.
-            receivers: Any = range(len(exchanges))
-            if step.pairs is not None:
-                receivers = [dict(step.pairs).get(sender, sender)]
-            for receiver in receivers:
-                counts[receiver] += is_sent[start : start + step.size].sum()
-                start += step.size
-    return counts
+def _num_fetched(part: Part | RelationalPart | HypergraphPart) -> int:
+    """Return the number of nodes and hyperedges of other devices with an edge into a part."""
+    graphs = (part.into, part.back) if isinstance(part, HypergraphPart) else (edges_of(part),)
+    return sum(
+        int(np.count_nonzero(np.diff(graph.t_indptr)[exchange.num_own :]))
+        for graph, exchange in zip(graphs, exchanges_of(part), strict=True)
+    )
 
 
 def bytes_of(pieces: Sequence[Piece], places: np.ndarray) -> int:

@@ -7,29 +7,49 @@ the sender as on the receiver.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
-from jax_gnn._core.arrays import STATIC, add_rows, take
+from jax_gnn._core.arrays import STATIC, add_rows, row_wise, take
 from jax_gnn._core.linear import Linear
 
-MAX_SENT_RATIO = 1.12
-"""Upper bound of the rows that are sent, padding included, for each row that is needed."""
+LATENCY = 10e-6
+"""Seconds of a collective without rows: NCCL's within a host, as JAX's profiler shows it."""
 
-PADDING_COST = 0.5
-"""Cost of a row of padding, in needed rows, where the pairs of a round are chosen."""
+ROW_BYTES = 1024
+"""Bytes of a row: 256 numbers in float32, or 512 in bfloat16."""
+
+HOST_BANDWIDTH, NETWORK_BANDWIDTH = 450e9, 50e9
+"""Bytes a second from a GPU: NVLink 4 of an H100 or H200, and one 400 Gbit/s adapter for each."""
+
+DEVICES_PER_HOST = 8
+"""Number of consecutive devices of a mesh axis that are taken for one host."""
+
+MAX_PERMUTES = 8
+"""Largest number of permutations of an exchange, or of one hop."""
+
+MIN_GAIN = 0.9
+"""Permutations are tried where they may reduce the time to this share."""
+
+SIZE_COST = 0.3
+"""Cost of a row of a permutation's size, in rows that a device sends, where sizes are compared."""
 
 COPY_ENGINES = {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
 """Compiler options by which XLA sends rows with copy engines of GPUs, from jaxlib 0.11 on."""
 
-MAX_CANDIDATES = 32
-"""Number of sizes that are tried for a round."""
+MAX_CANDIDATES = 16
+"""Number of sizes that are tried for a permutation."""
+
+MAX_UNROLLED = 2
+"""Number of messages of an all-to-all up to which a program has instructions for each."""
 
 
 class Round(NamedTuple):
@@ -37,21 +57,64 @@ class Round(NamedTuple):
 
     Attributes:
         size: number of rows that a device sends, to its receiver or to each device.
-        pairs: (sender, receiver), each device at most once on either side; None if all devices
-            send to all.
+        pairs: (sender, receiver), each device at most once on either side; None if devices send to
+            all of their group.
+        groups: groups of devices, each device in one, all of one size; None for one group of all.
+        relays: whether slots may send rows that arrived in a round without this flag.
     """
 
     size: int
     pairs: tuple[tuple[int, int], ...] | None
+    groups: tuple[tuple[int, ...], ...] | None = None
+    relays: bool = False
+
+    def messages(self, num_parts: int) -> int:
+        """Return the number of pieces that a device's slots consist of, its own included."""
+        if self.pairs is not None:
+            return 1
+        return num_parts if self.groups is None else len(self.groups[0])
 
     def slots(self, num_parts: int) -> int:
         """Return the number of slots of a device."""
-        return self.size if self.pairs is not None else self.size * num_parts
+        return self.size * self.messages(num_parts)
+
+    def position(self, device: int) -> int:
+        """Return the position of a device in its group."""
+        if self.groups is None:
+            return device
+        return next(group.index(device) for group in self.groups if device in group)
 
     def rows(self, num_parts: int) -> int:
         """Return the number of rows that all devices together send to other devices."""
-        pairs = num_parts * (num_parts - 1) if self.pairs is None else len(self.pairs)
+        pairs = (
+            num_parts * (self.messages(num_parts) - 1) if self.pairs is None else len(self.pairs)
+        )
         return self.size * pairs
+
+    def seconds(self, num_parts: int) -> float:
+        """Estimate the time; links of a host and of the network work at the same time."""
+        if self.pairs is not None:
+            near = all(_host(sender) == _host(receiver) for sender, receiver in self.pairs)
+            num_near, num_far = int(near), int(not near)
+        else:
+            group = range(num_parts) if self.groups is None else self.groups[0]
+            num_near = sum(_host(device) == _host(group[0]) for device in group) - 1
+            num_far = len(group) - 1 - num_near
+        slowest = max(num_near / HOST_BANDWIDTH, num_far / NETWORK_BANDWIDTH)
+        return LATENCY + self.size * ROW_BYTES * slowest
+
+    def run(self, rows: Array, axis: str, reverse: bool = False) -> Array:
+        """Run the collective: return the row that arrives in each slot, or reversed."""
+        if self.pairs is None:
+            groups = self.groups and [list(group) for group in self.groups]
+            options: Any = {"axis_index_groups": groups, "tiled": True}
+            return cast(Array, jax.lax.all_to_all(rows, axis, 0, 0, **options))
+        pairs = [pair[::-1] for pair in self.pairs] if reverse else self.pairs
+        return cast(Array, jax.lax.ppermute(rows, axis, pairs))
+
+
+def _host(device: int) -> int:
+    return device // DEVICES_PER_HOST
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +126,9 @@ class Exchange:
     order.
     """
 
-    send: Array  # (slots,), the local row that is sent in each slot; -1 is padding
+    # (slots,), the local row that is sent in each slot, or num_own plus the slot of the row that is
+    # relayed; -1 is padding.
+    send: Array
     # The collectives, which share the slots out in order.
     rounds: tuple[Round, ...] = field(metadata=STATIC)
     axis: str = field(metadata=STATIC)  # name of the mesh axis
@@ -111,34 +176,61 @@ class Exchange:
             ) from None
 
     def gather_sent(self, x: Array) -> Array:
-        """Return the row of each slot, ``(slots, *features)``, zeros in slots without a row."""
+        """Return the local row of each slot, ``(slots, *features)``, zeros in all other slots."""
         return take(x, self.send)
 
-    def transfer(self, rows: Array, reverse: bool = False) -> Array:
-        """Run the collectives: return the row that arrives in each slot, or reversed."""
-        size, start, arrived = jax.lax.axis_size(self.axis), 0, []
-        for step in self.rounds:
-            stop = start + step.slots(size)
-            if step.pairs is None:
-                arrived.append(jax.lax.all_to_all(rows[start:stop], self.axis, 0, 0, tiled=True))
-            else:
-                pairs = [pair[::-1] for pair in step.pairs] if reverse else step.pairs
-                arrived.append(jax.lax.ppermute(rows[start:stop], self.axis, pairs))
-            start = stop
+    def fetch(self, x: Array, sent: Array | None = None) -> Array:
+        """Return the row that arrives in each slot; ``sent`` is `gather_sent` of x if known."""
+        sent = self.gather_sent(x) if sent is None else sent
+        arrived: list[Array] = []
+        num_direct = sum(not step.relays for step in self.rounds)
+        for step, span in self._spans():
+            rows = sent[span]
+            if step.relays:
+                ids = self.send[span] - self.num_own
+                relayed = take(jnp.concatenate(arrived[:num_direct]), ids)
+                rows = jnp.where(row_wise(ids >= 0, rows), relayed, rows)
+            arrived.append(step.run(rows, self.axis))
         return jnp.concatenate(arrived)
 
-    def add(self, x: Array, rows: Array) -> Array:
-        """Add returned rows, ``(slots, *features)``, to the local rows x that they were sent from.
+    def give_back(self, local: Array, rows: Array) -> Array:
+        """Add returned rows, ``(slots, *features)``, to the local rows that they were sent from.
 
-        The order of the sum is that of the slots.
+        The order of the sum is that of the slots; relayed rows come first.
         """
-        # Within the piece of one receiver a row occurs once: XLA can add in place.
+        spans = list(self._spans())
+        direct = rows[: sum(s.stop - s.start for step, s in spans if not step.relays)]
+        for step, span in spans:
+            if step.relays:
+                back, ids = step.run(rows[span], self.axis, reverse=True), self.send[span]
+                local = self._add(local, ids, back, step)
+                direct = self._add(direct, jnp.maximum(ids - self.num_own, -1), back, step)
+        for step, span in spans:
+            if not step.relays:
+                back = step.run(direct[span], self.axis, reverse=True)
+                local = self._add(local, self.send[span], back, step)
+        return local
+
+    def _spans(self) -> Iterator[tuple[Round, slice]]:
+        """Yield the rounds and their slots."""
         size, start = jax.lax.axis_size(self.axis), 0
         for step in self.rounds:
-            for _ in range(size if step.pairs is None else 1):
-                stop = start + step.size
-                x = add_rows(x, self.send[start:stop], rows[start:stop])
-                start = stop
+            stop = start + step.slots(size)
+            yield step, slice(start, stop)
+            start = stop
+
+    def _add(self, x: Array, ids: Array, rows: Array, step: Round) -> Array:
+        # Within the piece of one receiver a row occurs once: XLA can add in place.
+        def add_piece(i: ArrayLike, x: Array) -> Array:
+            start = i * step.size
+            piece = (jax.lax.dynamic_slice_in_dim(array, start, step.size) for array in (ids, rows))
+            return add_rows(x, *piece)
+
+        count = step.messages(jax.lax.axis_size(self.axis))
+        if count > MAX_UNROLLED:
+            return cast(Array, jax.lax.fori_loop(0, count, add_piece, x))
+        for i in range(count):
+            x = add_piece(i, x)
         return x
 
 
@@ -148,11 +240,10 @@ def _fetch_transpose(
     local, halo = cotangents
     if halo is None:
         return (local,)
-    rows = exchange.transfer(halo, reverse=True)
     # Only the halo has a gradient, so it is added to zeros.
     if local is None:
-        local = jnp.zeros((exchange.num_own, *rows.shape[1:]), rows.dtype)
-    return (exchange.add(local, rows),)
+        local = jnp.zeros((exchange.num_own, *halo.shape[1:]), halo.dtype)
+    return (exchange.give_back(local, halo),)
 
 
 _fetch = Linear(
@@ -163,7 +254,7 @@ _fetch = Linear(
     ],
     function=lambda exchange, operands: [
         operands[0],
-        exchange.transfer(exchange.gather_sent(operands[0])),
+        exchange.fetch(operands[0]),
     ],
     transpose=_fetch_transpose,
 )
@@ -171,7 +262,7 @@ _fetch = Linear(
 
 @jax.custom_jvp
 def _send(exchange: Exchange, x: Array, sent: Array) -> tuple[Array, Array]:
-    return x, exchange.transfer(sent)
+    return x, exchange.fetch(x, sent)
 
 
 @_send.defjvp
@@ -186,49 +277,66 @@ def _send_jvp(
 # --- Plans ---------------------------------------------------------------------------------------
 
 
-def plan_rounds(counts: np.ndarray) -> tuple[Round, ...]:
-    """Choose few rounds that send at most `MAX_SENT_RATIO` rows for each row that is needed.
+def plan_rounds(
+    counts: np.ndarray, groups: tuple[tuple[int, ...], ...] | None = None, relays: bool = False
+) -> tuple[Round, ...]:
+    """Choose the fastest rounds by `Round.seconds`: at most `MAX_PERMUTES`, and an all-to-all.
 
-    All devices send to all at once if their counts, of rows of the first that the second needs, are
-    similar. Otherwise each round is a matching of senders and receivers; pairs with more rows than
-    the round's size send the others later.
+    Args:
+        counts: ``(num_parts, num_parts)``, rows of the first device that the second needs.
+        groups: groups of devices that exchange rows, as of :class:`Round`; None for all devices.
+        relays: as of :class:`Round`.
     """
-    num_parts, needed = len(counts), int(counts.sum())
-    if not needed:
-        return ()
-    all_to_all = Round(int(counts.max()), None)
-    if num_parts > 2 and all_to_all.rows(num_parts) <= MAX_SENT_RATIO * needed:
-        return (all_to_all,)
-    # Greedy: each round sends as many needed rows as possible.
-    rounds, remaining = [], counts.copy()
-    while remaining.any():
-        step = _largest_round(remaining)
-        rounds.append(step)
-        for pair in step.pairs or ():
-            remaining[pair] = max(remaining[pair] - step.size, 0)
-    return tuple(rounds)
+    num_parts, remaining = len(counts), counts.copy()
+    group_size = num_parts if groups is None else len(groups[0])
+    permutes: list[Round] = []
+    best: tuple[Round, ...] = ()
+    least = math.inf
+    while True:
+        size = int(remaining.max(initial=0))
+        rest = (Round(size, None, groups, relays),) * (size > 0)
+        rounds = (*permutes, *rest)
+        seconds = time_rounds(rounds, num_parts)
+        # Of equal times the later one is taken: two devices permute, as they keep no own slots.
+        if seconds <= least:
+            best, least = rounds, seconds
+        num_more = MAX_PERMUTES - len(permutes)
+        if not size or not num_more:
+            return best
+        # A permutation takes one pair of each device: the next largest count is sent in any case.
+        index = min(num_more * num_parts, remaining.size - 1)
+        smaller = int(-np.partition(-remaining, index, axis=None)[index])
+        bound = time_rounds((*permutes, rest[0]._replace(size=smaller)), num_parts)
+        if group_size > 2 and bound > MIN_GAIN * least:
+            return best
+        permutes.append(_largest_permute(remaining, relays))
+        for pair in permutes[-1].pairs or ():
+            remaining[pair] = max(remaining[pair] - permutes[-1].size, 0)
 
 
-def _largest_round(counts: np.ndarray) -> Round:
-    """Return the round that sends the most needed rows within `MAX_SENT_RATIO`."""
+def time_rounds(rounds: tuple[Round, ...], num_parts: int) -> float:
+    """Return the seconds of rounds, one after the other."""
+    return sum(step.seconds(num_parts) for step in rounds)
+
+
+def _largest_permute(counts: np.ndarray, relays: bool) -> Round:
+    """Return the permutation that takes the most rows of loaded devices for its size."""
     from scipy.optimize import linear_sum_assignment
 
     sizes = np.unique(counts[counts > 0])
     if len(sizes) > MAX_CANDIDATES:
         sizes = sizes[np.linspace(0, len(sizes) - 1, MAX_CANDIDATES).astype(int)]
-    best, most = Round(1, ()), 0
+    loads = (counts.sum(1)[:, None] + counts.sum(0)) / (2 * counts.sum())
+    best, most = Round(1, (), None, relays), -math.inf
     for size in sizes.tolist():
         sent = np.minimum(counts, size)
-        gain = np.maximum(sent - PADDING_COST * (size - sent), 0)
-        matching = zip(*linear_sum_assignment(gain, maximize=True), strict=True)
-        pairs = [(int(sender), int(receiver)) for sender, receiver in matching]
-        pairs = sorted((pair for pair in pairs if gain[pair] > 0), key=lambda pair: -sent[pair])
-        # Pairs with the fewest rows are dropped until the padding is within bounds.
-        while size * len(pairs) > MAX_SENT_RATIO * sum(int(sent[pair]) for pair in pairs):
-            pairs.pop()
-        useful = sum(int(sent[pair]) for pair in pairs)
-        if useful >= most:
-            best, most = Round(size, tuple(sorted(pairs))), useful
+        gain = sent * loads
+        senders, receivers = linear_sum_assignment(gain, maximize=True)
+        score = gain[senders, receivers].sum() - SIZE_COST * size
+        if score >= most:
+            matching = zip(senders.tolist(), receivers.tolist(), strict=True)
+            pairs = tuple(pair for pair in matching if sent[pair] > 0)
+            best, most = Round(size, pairs, None, relays), score
     return best
 
 
@@ -249,7 +357,8 @@ def plan_shares(
     for step in rounds:
         stop = min(start + step.size, count)
         if step.pairs is None:
-            yield Share(start, stop, slot + reader * step.size, slot + owner * step.size)
+            sender, receiver = (slot + step.position(i) * step.size for i in (reader, owner))
+            yield Share(start, stop, sender, receiver)
             start = stop
         elif (owner, reader) in step.pairs:
             yield Share(start, stop, slot, slot)

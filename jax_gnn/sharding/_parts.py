@@ -119,8 +119,8 @@ class Part(Graph, _HasHalo):
             return counts
         # Edges to own nodes are counted here, and counts of the halo sent to its owners.
         local, halo = counts[: exchange.num_own], counts[exchange.num_own :]
-        local = exchange.add(local, exchange.transfer(halo, reverse=True))
-        return jnp.concatenate([local, exchange.transfer(exchange.gather_sent(local))])
+        local = exchange.give_back(local, halo)
+        return jnp.concatenate([local, exchange.fetch(local)])
 
     def aggregate(
         self,
@@ -202,7 +202,10 @@ class Part(Graph, _HasHalo):
             ``(slots, *features)``, for :meth:`aggregate` of the same map of all rows; or None.
         """
         exchange, num_sent = self.exchange, self.exchange.send.shape[0]
+        is_relayed = any(step.relays for step in exchange.rounds)
         if not exchange.rounds or 2 * num_sent > exchange.num_own or not exchange.by_copies:
+            return None
+        if is_relayed:  # rows of other devices cannot be mapped early
             return None
         return jax.lax.stop_gradient(function(*map(exchange.gather_sent, rows)))
 

@@ -7,7 +7,7 @@ into it: their rows are sent to it, and come last among its sources.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -20,7 +20,14 @@ from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph, edges_of
 from jax_gnn.sampling import fetch_rows
-from jax_gnn.sharding._exchange import Exchange, plan_rounds, plan_shares
+from jax_gnn.sharding._exchange import (
+    DEVICES_PER_HOST,
+    Exchange,
+    Round,
+    plan_rounds,
+    plan_shares,
+    time_rounds,
+)
 from jax_gnn.sharding._partition import SplitArgs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 
@@ -87,31 +94,20 @@ def _split_edges(
 ) -> list[tuple[Any, np.ndarray]]:
     """Return each part and the ids of its sources; threads make parts at the same time."""
     edges, num_parts = edges_of(graph), len(dst.nodes)
-    dtype = edges.indptr.dtype
 
     def read(reader: int) -> tuple[LocalEdges, list[np.ndarray]]:
         local, cols = LocalEdges.into(edges, dst.nodes[reader])
-        return local, _halo(cols, src.nodes, reader)
+        return local, _by_owner(src, [cols], {reader})
 
     with ThreadPoolExecutor(min(num_parts, os.cpu_count() or 1)) as pool:
         local_edges, halos = map(list, zip(*pool.map(read, range(num_parts)), strict=True))
-        rounds = plan_rounds(np.array([[len(ids) for ids in halo] for halo in halos]).T)
-        slots = sum(step.slots(num_parts) for step in rounds)
-        send = np.full((num_parts, slots), PADDING, dtype)
-        sources = np.full((num_parts, src.capacity + slots), PADDING, dtype)
+        routes = Routes.of(halos, src)
+        slots, sources = routes.send.shape[1], routes.sources
         # Arrays of no rows crash XLA of jaxlib 0.11 on several GPUs: parts have an edge at least.
         num_edges = max(1, *(len(local.places) for local in local_edges))
 
         def build(reader: int) -> Graph | RelationalGraph:
-            # Own nodes keep their rows; nodes of the halo get the rows of their slots.
-            row_of = src.rows.copy()  # of each node among the reader's sources
-            sources[reader, : len(src.nodes[reader])] = src.nodes[reader]
-            for owner, ids in enumerate(halos[reader]):
-                for share in plan_shares(rounds, num_parts, owner, reader, len(ids)):
-                    nodes, start = ids[share.start : share.stop], src.capacity + share.receiver
-                    send[owner, share.sender : share.sender + len(nodes)] = src.rows[nodes]
-                    row_of[nodes] = np.arange(start, start + len(nodes))
-                    sources[reader, start : start + len(nodes)] = nodes
+            row_of = routes.rows_of(reader)
             places, degrees = local_edges[reader]
             local = LocalEdges(pad_ids(places, num_edges - len(places)), degrees)
             local_edges[reader] = None  # its memory is needed for other parts
@@ -130,7 +126,7 @@ def _split_edges(
     num_halo_edges = max(int(starts[-1] - starts[src.capacity]) for starts in pointers)
     parts = []
     for reader, local in enumerate(graphs):
-        exchange = Exchange(send[reader], rounds, axis, src.capacity)
+        exchange = Exchange(routes.send[reader], routes.rounds, axis, src.capacity)
         part = _part(graph, local, sources[reader], exchange, num_halo_edges)
         parts.append((part, sources[reader]))
     return parts
@@ -159,12 +155,98 @@ class LocalEdges(NamedTuple):
         return cls(places, degrees), cols
 
 
-def _halo(cols: np.ndarray, nodes: list[np.ndarray], reader: int) -> list[np.ndarray]:
-    """Return, for each owner, its nodes among the sources of the reader's edges."""
-    is_source = np.zeros(sum(map(len, nodes)), bool)
-    is_source[cols] = True
-    is_source[nodes[reader]] = False
-    return [ids[is_source[ids]] for ids in nodes]
+def _by_owner(
+    src: LocalRows, ids: Sequence[np.ndarray], readers: Collection[int]
+) -> list[np.ndarray]:
+    """Return, for each owner but the readers, its nodes among lists of nodes, ascending."""
+    is_source = np.zeros(len(src.parts), bool)
+    for nodes in ids:
+        is_source[nodes] = True
+    for reader in readers:
+        is_source[src.nodes[reader]] = False
+    nodes = np.flatnonzero(is_source)
+    owners = src.parts[nodes]
+    sizes = np.bincount(owners, minlength=len(src.nodes))
+    return np.split(nodes[np.argsort(owners, kind="stable")], np.cumsum(sizes)[:-1])
+
+
+class Routes(NamedTuple):
+    """Rows in the slots of all devices."""
+
+    src: LocalRows
+    rounds: tuple[Round, ...]
+    send: np.ndarray  # (num_parts, slots), as of `Exchange`
+    sources: np.ndarray  # (num_parts, capacity + slots), node of each source; -1 is padding
+
+    @classmethod
+    def of(cls, halos: list[list[np.ndarray]], src: LocalRows) -> Routes:
+        """Plan an exchange of the nodes that each reader needs of each owner.
+
+        Rows go to their readers directly, or by two hops over several hosts, whichever is faster:
+        once to each other host, to the device with the owner's position, then within the hosts.
+        """
+        num_parts, size = len(halos), DEVICES_PER_HOST
+        counts = np.array([[len(ids) for ids in halo] for halo in halos]).T
+        direct = rounds = plan_rounds(counts)
+        if num_parts > size and num_parts % size == 0:
+            hosts = [range(start, start + size) for start in range(0, num_parts, size)]
+            far = [_by_owner(src, [i for r in host for i in halos[r]], host) for host in hosts]
+            to_hosts, within = np.zeros_like(counts), np.zeros_like(counts)
+            for host, halo in zip(hosts, far, strict=True):
+                for owner in range(num_parts):
+                    to_hosts[owner, host[owner % size]] = len(halo[owner])
+                within[np.ix_(host, host)] = counts[:, host].reshape(-1, size, size).sum(0)
+            np.fill_diagonal(within, 0)
+            rails = tuple(tuple(range(i, num_parts, size)) for i in range(size))
+            first = plan_rounds(to_hosts, rails)
+            second = plan_rounds(within, tuple(map(tuple, hosts)), relays=True)
+            if time_rounds(first + second, num_parts) < time_rounds(direct, num_parts):
+                rounds = first + second
+        slots = sum(step.slots(num_parts) for step in rounds)
+        dtype = src.rows.dtype
+        sources = np.full((num_parts, src.capacity + slots), PADDING, dtype)
+        for part, nodes in enumerate(src.nodes):
+            sources[part, : len(nodes)] = nodes
+        routes = cls(src, rounds, np.full((num_parts, slots), PADDING, dtype), sources)
+        if rounds is direct:
+            for (owner, reader), count in np.ndenumerate(counts):
+                if count:
+                    routes._deal(direct, 0, owner, reader, halos[reader][owner], src.rows)
+            return routes
+        start = sum(step.slots(num_parts) for step in first)
+        for host, halo in zip(hosts, far, strict=True):
+            for owner, ids in enumerate(halo):
+                routes._deal(first, 0, owner, host[owner % size], ids, src.rows)
+            for relay in host:
+                row_of = routes.rows_of(relay)
+                for reader in host:
+                    if reader != relay:
+                        ids = np.concatenate(halos[reader][relay % size :: size])
+                        routes._deal(second, start, relay, reader, ids, row_of)
+        return routes
+
+    def _deal(
+        self,
+        rounds: tuple[Round, ...],
+        slot: int,
+        sender: int,
+        receiver: int,
+        ids: np.ndarray,
+        row_of: np.ndarray,
+    ) -> None:
+        """Deal nodes out to the slots of rounds, whose first slot is ``slot``."""
+        for share in plan_shares(rounds, len(self.send), sender, receiver, len(ids)):
+            nodes, first = ids[share.start : share.stop], slot + share.sender
+            self.send[sender, first : first + len(nodes)] = row_of[nodes]
+            first = self.src.capacity + slot + share.receiver
+            self.sources[receiver, first : first + len(nodes)] = nodes
+
+    def rows_of(self, part: int) -> np.ndarray:
+        """Return ``(num_nodes,)``, the row of each node among a part's sources, if it is there."""
+        rows = np.flatnonzero(self.sources[part] >= 0)
+        row_of = np.empty_like(self.src.rows)
+        row_of[self.sources[part, rows]] = rows
+        return row_of
 
 
 def _local_graph(
