@@ -4,6 +4,7 @@ from jax_gnn.sharding._files import load_parts, save_parts
 from jax_gnn.sharding._host_rows import HostRows
 from jax_gnn.sharding._partition import PartitionCosts, partition, partition_costs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
+from jax_gnn.sharding._samples import ShardedSeeds
 from jax_gnn.sharding._sharded import ShardedGraph, shard_graph
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "PartitionCosts",
     "RelationalPart",
     "ShardedGraph",
+    "ShardedSeeds",
     "load_parts",
     "partition",
     "partition_costs",
