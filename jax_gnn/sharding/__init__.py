@@ -1,5 +1,6 @@
 """Graphs split over the devices of a mesh: parts, and the exchange of rows between them."""
 
+from jax_gnn.sharding._edge_chunks import save_edge_parts
 from jax_gnn.sharding._files import load_parts, save_parts
 from jax_gnn.sharding._host_rows import HostRows
 from jax_gnn.sharding._partition import PartitionCosts, partition, partition_costs
@@ -18,6 +19,7 @@ __all__ = [
     "load_parts",
     "partition",
     "partition_costs",
+    "save_edge_parts",
     "save_parts",
     "shard_graph",
 ]
