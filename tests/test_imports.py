@@ -160,16 +160,22 @@ def test_packages_of_one_floor_import_public_names_alone():
         and "._" in name.removeprefix(package)
         and not module.startswith("benchmarks")
     }
-    # The command has subcommands of packages, and loaders read tables of any kind.
+    # The command has subcommands of packages, loaders read tables of any kind, parts are sampled.
     assert private == {
         ("jax_gnn.cli", "jax_gnn.sharding._command"),
         ("jax_gnn.datasets._edge_files", "jax_gnn.convert._columns"),
     } | {
-        (f"jax_gnn.datasets.{module}", f"jax_gnn.convert.{name}")
+        (f"jax_gnn.{module}", f"jax_gnn.{name}")
         for module, names in {
-            "_csv": ("_columns", "_kinds", "_names"),
-            "_table_features": ("_columns", "_kinds"),
-            "_table_files": ("_columns", "_kinds", "_names", "_table"),
+            "datasets._csv": ("convert._columns", "convert._kinds", "convert._names"),
+            "datasets._table_features": ("convert._columns", "convert._kinds"),
+            "datasets._table_files": (
+                *("convert._columns", "convert._kinds", "convert._names", "convert._table"),
+            ),
+            "sharding._samples": (
+                *("sampling._loader", "sampling._neighbors", "sampling._relational"),
+                "sampling._rows",
+            ),
         }.items()
         for name in names
     }

@@ -89,6 +89,8 @@ def parts() -> Iterator[Any]:
     for graph in (GRAPH, RELATIONAL, HYPERGRAPH):
         sharded = sharding.shard_graph(graph, mesh, "nodes")
         yield from (sharded, sharded.part)
+        if graph is not HYPERGRAPH:
+            yield sharded.neighbor_batches([0], 1, (2,))[0]
     yield sharding.HostRows.put(ROWS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from test_sharded_graph import TYPES, mesh_of, random_graph, random_hypergraph, random_relational
 
 from jax_gnn import Graph, HeteroGraph
-from jax_gnn.sharding import load_parts, save_parts, shard_graph
+from jax_gnn.sharding import load_parts, save_edge_parts, save_parts, shard_graph
 
 
 def assert_same(actual_tree, expected_tree) -> None:
@@ -49,6 +50,57 @@ def test_files_have_what_is_split(make, num_parts, tmp_path, rng):
     assert_same(split, expected)
     expected_values = {name: expected.shard(rows) for name, rows in nodes.items()}
     assert_same(values, expected_values | {"weight": expected.shard_edges(edges["weight"])})
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 8])
+@pytest.mark.parametrize("method", ["contiguous", "hash", "given", "one part"])
+def test_chunks_of_edges(method, num_parts, tmp_path, rng):
+    """Files from chunks in any order and format are those of the graph, bit for bit."""
+    graph, x = random_graph(rng), rng.normal(size=(60, 3)).astype(np.float32)
+    src, dst = (np.asarray(ids)[: int(graph.indptr[-1])] for ids in (graph.cols, graph.rows))
+    graph = Graph.from_edges(src, dst, num_nodes=60)
+    if method in ("given", "one part"):
+        method = rng.integers(0, num_parts if method == "given" else 1, 60)
+    order = rng.permutation(len(src))
+    chunks: Any = [(src[ids], dst[ids].tolist()) for ids in np.array_split(order, 5)]
+    np.save(tmp_path / "0.npy", np.stack(chunks[0]))
+    chunks[0] = tmp_path / "0.npy"
+    if importlib.util.find_spec("pyarrow"):
+        from pyarrow import parquet, table
+
+        columns = {"from": chunks[1][0], "to": chunks[1][1], "weight": chunks[1][0]}
+        parquet.write_table(table(columns), tmp_path / "1.parquet")
+        chunks[1] = str(tmp_path / "1.parquet")
+    folders = tmp_path / "whole", tmp_path / "chunks"
+    save_parts(folders[0], graph, num_parts, method, nodes={"x": x})
+    save_edge_parts(folders[1], iter(chunks), 60, num_parts, method, nodes={"x": x})
+    names = sorted(path.name for path in folders[0].iterdir())
+    assert names == sorted(path.name for path in folders[1].iterdir())
+    for name in names:
+        files = [np.load(folder / name) for folder in folders]
+        assert files[0].keys() == files[1].keys()
+        for key, array in files[0].items():
+            assert files[1][key].dtype == array.dtype
+            np.testing.assert_array_equal(files[1][key], array)
+    empty = tmp_path / "empty"
+    save_edge_parts(empty, [], 60, num_parts)
+    assert load_parts(empty, mesh_of(num_parts), "nodes")[0].num_nodes == 60
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        (r"edges\[1\]\[0\] = 3 is outside", {"edges": [([0], [3])]}),
+        ("edges must be of pairs", {"edges": [([0],)]}),
+        ("num_parts must be 1 to num_nodes", {"num_parts": 4}),
+        ("method must be", {"method": "multilevel"}),
+    ],
+)
+def test_wrong_chunks_of_edges(message, changes, tmp_path):
+    arguments = {"edges": [([0], [1])], "num_nodes": 3, "num_parts": 2} | changes
+    with pytest.raises(ValueError, match=message):
+        save_edge_parts(tmp_path / "parts", **arguments)
+    assert not [*(tmp_path / "parts").glob("*")]
 
 
 def test_values_by_type(tmp_path, rng):

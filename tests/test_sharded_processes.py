@@ -27,7 +27,7 @@ from flax import nnx
 from flax_layers import GCN
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec
-from jax_gnn import Graph, load, save
+from jax_gnn import Graph, load, save, spmm
 from jax_gnn.sharding import load_parts, save_parts, shard_graph
 
 rank, port, seed = map(int, sys.argv[1:4])
@@ -65,6 +65,20 @@ jax.tree.map(close, result, (expected, gradients))
 sums = jax.jit(lambda sharded, w: sharded.apply(lambda _, w: w.sum(), w).sum())
 close(sums(sharded, sharded.shard_edges(weights)), weights.sum())
 close(sharded.unshard(sharded.shard(x)), x)
+
+@jax.jit
+def sums_of_neighbours(sharded, x, batch):
+    def local(part, x, batch):
+        blocks, seeds, x, *_ = batch.sample(part, x=x)
+        for block in blocks.graphs:
+            x = spmm(block, x)
+        return jnp.where(seeds[:, None] < 0, 0, x).sum(0)
+
+    return sharded.apply(local, x, batch).sum(0)
+
+epoch = sharded.neighbor_batches(np.arange(50), 7, (-1, -1))
+sampled = sum(sums_of_neighbours(sharded, sharded.shard(x), batch) for batch in epoch)
+close(sampled, spmm(graph, spmm(graph, x)).sum(0))
 
 def on_all(leaf):
     return jax.make_array_from_callback(

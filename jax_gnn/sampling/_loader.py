@@ -175,6 +175,7 @@ def neighbor_batches(
     with -1, so that all have one shape. A batch is a function of its number and ``seed`` alone:
     training that restarts anywhere gets the same batches. ``.to_iter_dataset`` samples ahead while
     a step runs, ``grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)`` one batch.
+    A graph in parts over devices has batches of its own: :meth:`ShardedGraph.neighbor_batches`.
 
     Args:
         graph: graph with arrays of the host: built inside :func:`jax_gnn.host_arrays`, or of memory
@@ -252,12 +253,7 @@ def neighbor_batches(
     if not 0 <= index < count:
         raise ValueError(f"shard must be (index, count), index below count, got {shard}")
     seed = arguments.check_integer("seed", seed)
-    try:
-        import grain
-    except ImportError as error:
-        raise ImportError(
-            "neighbor_batches needs grain: pip install 'jax-gnn-kernels[loader]'"
-        ) from error
+    grain = import_grain()
     if isinstance(rule, EdgeTime):
         options["edge_time"] = rule
     elif rule is not None:
@@ -270,6 +266,17 @@ def neighbor_batches(
     sample = _Sample(graph, nodes, fanouts, x, y, seed_values, times, sizes is not None, options)
     draws = np.random.SeedSequence([seed % 2**32, index]).generate_state(1)
     return dataset.random_map(sample, seed=int(draws[0]))
+
+
+def import_grain() -> Any:
+    """Return the package that loads batches."""
+    try:
+        import grain
+    except ImportError as error:
+        raise ImportError(
+            "neighbor_batches needs grain: pip install 'jax-gnn-kernels[loader]'"
+        ) from error
+    return grain
 
 
 def _check_rows(name: str, values: object, size: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -353,6 +354,17 @@ def layer_sizes(
 # --- Draws ---------------------------------------------------------------------------------------
 
 
+class DrawnLayer(NamedTuple):
+    """Edges drawn into the nodes of a layer, as places in lists of edges."""
+
+    starts: Array  # (nodes,), first edge of each node
+    offsets: Array  # (nodes, fanout), drawn edges, as offsets from `starts`
+    counts: Array  # (nodes,), number of valid draws, which come first
+    cols: Array  # (edges,), sources of the edges
+    types: Array | None  # (edges,), relations of the edges, if there are any
+    edge_ids: Array | None = None  # (edges,), ids of the edges; None if these are their places
+
+
 def sample(
     edges: EdgeLists,
     seeds: Array,
@@ -362,26 +374,53 @@ def sample(
     options: SampleOptions,
 ) -> Blocks:
     """Return the blocks of seeds, from checked arguments; in numpy for arrays of numpy."""
+    num_nodes = edges.indptr.shape[0] - 1
+
+    def draw(nodes: Array, seed_ids: Array | None, layer: int) -> DrawnLayer:
+        until = None if limits is None or seed_ids is None else values_at(limits, seed_ids)
+        drawn = draw_edges(edges, nodes, key, rule, until, layer, options)
+        return DrawnLayer(*drawn, edges.cols, edges.types)
+
+    nodes = as_nodes(seeds, num_nodes, edges.indptr.dtype)
+    return build_blocks(nodes, num_nodes, draw, options)
+
+
+def draw_edges(
+    edges: EdgeLists,
+    nodes: Array,
+    key: KeyWords,
+    rule: Rule,
+    until: Array | None,
+    layer: int,
+    options: SampleOptions,
+) -> tuple[Array, Array, Array]:
+    """Draw edges of each node, up to its time `until`: starts, offsets and counts as drawn."""
     indptr, cols, types = edges
-    relations = options.relations
-    xp, num_nodes, num_whole = namespace(indptr, seeds), indptr.shape[0] - 1, cols.shape[0]
-    nodes = as_nodes(seeds, num_nodes, indptr.dtype)
+    fanout, relations = options.fanouts[layer], options.relations
+    starts, degrees = row_bounds(indptr, nodes, cols.shape[0])
+    draw = partial(_draw, rule=rule, limits=until, layer=layer, replace=options.replace)
+    if types is None or relations is None:
+        return starts, *draw(starts, degrees, total(fanout), key)
+    self_relation_id = relations.self_relation_id
+    return starts, *draw_by_relation(draw, types, starts, degrees, fanout, key, self_relation_id)
+
+
+def build_blocks(
+    nodes: Array,
+    num_nodes: int,
+    draw: Callable[[Array, Array | None, int], DrawnLayer],
+    options: SampleOptions,
+) -> Blocks:
+    """Return the blocks of seeds; `draw` maps a layer's nodes, their seeds and its number."""
+    xp, relations = namespace(nodes), options.relations
     # The seed of each node of the layer, if neighbourhoods are disjoint.
     seed_ids = None
     if options.tree or options.disjoint:
         seed_ids = xp.where(nodes < 0, PADDING, xp.arange(nodes.shape[0], dtype=nodes.dtype))
     overflow = xp.zeros((), bool)
     graphs: list[Graph | RelationalGraph] = []
-    for layer, (fanout, sizes) in enumerate(zip(options.fanouts, options.sizes, strict=True)):
-        starts, degrees = row_bounds(indptr, nodes, num_whole)
-        until = None if limits is None or seed_ids is None else values_at(limits, seed_ids)
-        draw = partial(_draw, rule=rule, limits=until, layer=layer, replace=options.replace)
-        if types is None or relations is None:
-            offsets, counts = draw(starts, degrees, total(fanout), key)
-        else:
-            offsets, counts = draw_by_relation(
-                draw, types, starts, degrees, fanout, key, relations.self_relation_id
-            )
+    for layer, sizes in enumerate(options.sizes):
+        starts, offsets, counts, cols, types, edge_ids = draw(nodes, seed_ids, layer)
         minor = seed_ids if options.disjoint and not options.tree else None
         # Edges into a node are put in the whole graph's order if that is by relation.
         block_options = BlockOptions(
@@ -395,10 +434,13 @@ def sample(
         graph, nodes, overflows = block(operands, block_options)
         seed_ids = None if seed_ids is None else source_seeds(graph, seed_ids)
         overflow |= overflows
+        types = None if types is None else take_ids(types, graph.edge_ids)
+        if edge_ids is not None:
+            graph = replace(graph, edge_ids=take_ids(edge_ids, graph.edge_ids))
         if relations is None or types is None:
             graphs.insert(0, graph)
         else:
-            graphs.insert(0, relations.block(graph, take_ids(types, graph.edge_ids)))
+            graphs.insert(0, relations.block(graph, types))
     type_sizes = None if relations is None else relations.type_sizes
     return Blocks(tuple(graphs), nodes, overflow, seed_ids, node_type_sizes=type_sizes)
 

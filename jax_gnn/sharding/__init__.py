@@ -1,9 +1,11 @@
 """Graphs split over the devices of a mesh: parts, and the exchange of rows between them."""
 
+from jax_gnn.sharding._edge_chunks import save_edge_parts
 from jax_gnn.sharding._files import load_parts, save_parts
 from jax_gnn.sharding._host_rows import HostRows
 from jax_gnn.sharding._partition import PartitionCosts, partition, partition_costs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
+from jax_gnn.sharding._samples import ShardedSeeds
 from jax_gnn.sharding._sharded import ShardedGraph, shard_graph
 
 __all__ = [
@@ -13,9 +15,11 @@ __all__ = [
     "PartitionCosts",
     "RelationalPart",
     "ShardedGraph",
+    "ShardedSeeds",
     "load_parts",
     "partition",
     "partition_costs",
+    "save_edge_parts",
     "save_parts",
     "shard_graph",
 ]

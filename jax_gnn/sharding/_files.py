@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -176,7 +177,7 @@ class _Rows(NamedTuple):
 def write_parts(
     folder: Path,
     graph: Splittable,
-    pieces: list[Piece],
+    pieces: Iterable[Piece],
     places: np.ndarray,
     nodes: NodeValues | None,
     edges: Mapping[str, ArrayLike] | None,
@@ -202,21 +203,25 @@ def write_parts(
         for file in folder.glob("*.npz"):
             if file.stem.isdecimal():
                 file.unlink()
-    digests, structure = [], ""
-    for number, piece in enumerate(pieces):
-        part = piece.part
+    digests: list[np.ndarray] = []
+    structure, capacity = "", 1
+
+    def write(piece: Piece) -> None:
+        nonlocal structure, capacity
+        part, capacity = piece.part, len(piece.node_ids)
         edge_ids = (
             part.hyperedge_ids if isinstance(part, HypergraphPart) else edges_of(part).edge_ids
         )
         values = _select(node_rows, piece.node_ids) | _select(edge_rows, np.asarray(edge_ids))
         arrays: list[np.ndarray] = []
         structure = json.dumps(_encode(piece._replace(values=values), arrays))
+        _save(folder / f"{len(digests)}.npz", {str(i): array for i, array in enumerate(arrays)})
         digests.append(digest(arrays))
-        _save(folder / f"{number}.npz", {str(i): array for i, array in enumerate(arrays)})
-    capacity = len(pieces[0].node_ids)
+
+    deque(map(write, pieces), 0)  # keeps no piece while the next one is made
     plan: dict[str, Any] = {
         "parts": (places // capacity).astype(np.int32),
-        "num_parts": len(pieces),
+        "num_parts": len(digests),
     }
     plan |= {"places": places, "digests": np.stack(digests), "told": structure}
     _save(folder / PLAN, plan)

@@ -33,6 +33,7 @@ from jax_gnn.sharding._parts import (
     exchanges_of,
 )
 from jax_gnn.sharding._processes import check_same, sample
+from jax_gnn.sharding._samples import neighbor_batches
 from jax_gnn.sharding._split import Piece, split_graph
 
 Result = TypeVar("Result")
@@ -72,6 +73,8 @@ class ShardedGraph:
     places: Array
     mesh: Mesh = field(metadata=STATIC)
     axis: str = field(metadata=STATIC)
+
+    neighbor_batches = neighbor_batches
 
     @property
     def num_parts(self) -> int:
