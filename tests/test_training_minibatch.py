@@ -296,6 +296,9 @@ def test_runs_by_time_go_on_and_load(tmp_path, rng, monkeypatch):
     config = settings(GCNConfig, batch_size=7, fanouts=(3, 2), splits=2, edge_time=True)
     expected = train(dataset, config)
     interrupt(dataset, config, int(rng.integers(6)), state=file)
+    with pytest.raises(ValueError, match="other data: another structure"):
+        later = dataclasses.replace(dataset, node_time=dataset.node_time[::-1])
+        train(later, config, state=file, resume=True)
     resumed = train(dataset, config, state=file, resume=True)
     for name in ("train_loss", "train_accuracy", "valid_accuracy", "test_accuracy"):
         np.testing.assert_array_equal(getattr(resumed.run, name), getattr(expected.run, name))

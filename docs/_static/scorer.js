@@ -1,5 +1,5 @@
-// Sphinx's scores, but notebooks and tables of modules come after other pages of the same score.
-const AFTER = /^notebooks\/|^reference\/generated\/(flax_layers|jax_gnn)(\.(training|datasets|sampling))?$/;
+// Sphinx's scores, but notebooks, tables of modules and history come after other pages of the same score.
+const AFTER = /^notebooks\/|^(changelog|decisions|tried)$|^reference\/generated\/(flax_layers|jax_gnn)(\.(training|datasets|sampling))?$/;
 var Scorer = {
   score: ([page, title, anchor, description, score]) => score - (AFTER.test(page) && !anchor ? 2 : 0),
   objNameMatch: 11,

@@ -116,7 +116,7 @@ def check_times(dataset: NodeDataset, config: TrainConfig) -> None:
         raise data_error(
             dataset,
             "has no times of edges and of nodes, edge_time and node_time (columns 'time' of both "
-            "tables), which the settings ask for",
+            "tables, or the one that --time names), which the settings ask for",
         )
 
 
@@ -590,7 +590,7 @@ def fingerprint(dataset: NodeDataset) -> Fingerprint:
         structure = (*structure, "sizes")
     if isinstance(dataset, RelationalDataset):
         structure = (*structure, "rel", "num_relations", "node_type", *_EDGE_SPLIT)
-    fields = "edge_weight", "edge_time", "edge_features"
+    fields = "edge_weight", "edge_time", "edge_features", "node_time"
     structure += tuple(name for name in fields if getattr(dataset, name, None) is not None)
     return Fingerprint(
         dataset.name,

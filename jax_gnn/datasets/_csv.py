@@ -173,11 +173,10 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     first = dict(zip(nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
     x_by_type = {kind: x for kind, table in nodes.items() if (x := table.features.x) is not None}
     target = nodes[labelled[0]] if labelled else None
-    node_time = None
-    if target is not None and target.time is not None:  # other nodes have always been there
-        node_time = np.full(sum(sizes), np.iinfo(np.int64).min)
-        start = first[labelled[0]]
-        node_time[start : start + len(target.y)] = target.time
+    predicted, node_time = settings.plan.get("predicted", labelled[0] if labelled else None), None
+    if predicted in nodes and (times := nodes[predicted].time) is not None:
+        node_time = np.full(sum(sizes), np.iinfo(np.int64).min)  # others have always been there
+        node_time[first[predicted] : first[predicted] + len(times)] = times
     missing = -1 if target is None or target.label_names is not None else np.nan
     with errors_in(folder):
         splits: dict[str, Any] = {}
@@ -205,7 +204,6 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
             node_time=node_time,
             **splits,
         )
-    predicted = settings.plan.get("predicted", labelled[0] if labelled else None)
     if predicted in nodes:
         dataset._set("predicted", first[predicted] + np.arange(len(nodes[predicted].y)))
     types = {kind: table.features.recipe for kind, table in nodes.items()}
