@@ -71,7 +71,14 @@ class Axes(NamedTuple):
         """Return the sizes of the axes; None if one of them is absent, such as "edge"."""
         sizes: list[int] = []
         for width in self.widths:
-            parts = [_size(name, part, widths) for part in _parts(width)]
+            parts: list[int | None] = []
+            for part in width if isinstance(width, tuple) else (width,):
+                if isinstance(part, str) and part not in widths:
+                    raise ValueError(
+                        f"widths must have {part!r}, an axis of the program's {name}, got "
+                        f"{', '.join(widths)}"
+                    )
+                parts.append(widths[part] if isinstance(part, str) else part)
             if parts == [None]:
                 return None
             sizes.append(sum(part or 0 for part in parts))
@@ -88,6 +95,10 @@ class Axes(NamedTuple):
         if init is None or callable(init):
             return factory.kernel(*shape, init=init)
         return nnx.Param(jnp.full(shape, init, factory.param_dtype))
+
+    def value(self, parameter: Any) -> Array | None:
+        """Return what the program gets: the array, or None."""
+        return parameter_value(parameter)
 
 
 class DenseAxes(NamedTuple):
@@ -118,7 +129,9 @@ class DenseAxes(NamedTuple):
         return perceptrons[0] if self.copies is None else nnx.List(perceptrons)
 
     def value(self, maps: Any) -> Any:
-        """Return what the program gets: a `Perceptron`, or a list of them."""
+        """Return what the program gets: a `Perceptron`, a list of them, or None."""
+        if maps is None:
+            return None
         if self.copies is not None:
             return [self._replace(copies=None).value(perceptron) for perceptron in maps]
         parts = [(layer.kernel[...], parameter_value(layer.bias)) for layer in maps]
@@ -293,19 +306,6 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
     return signature
 
 
-def _parts(width: Width) -> tuple[str | int, ...]:
-    return width if isinstance(width, tuple) else (width,)
-
-
-def _size(name: str, width: str | int, widths: Widths) -> int | None:
-    """Return a width by its name."""
-    if isinstance(width, str) and width not in widths:
-        raise ValueError(
-            f"widths must have {width!r}, an axis of the program's {name}, got {', '.join(widths)}"
-        )
-    return widths[width] if isinstance(width, str) else width
-
-
 @functools.lru_cache(maxsize=1024)
 def _made_program(function: Callable[..., Any], is_bipartite: bool) -> Any:
     """Return the program of a function.
@@ -477,28 +477,23 @@ class ProgramLayer(LinearOptions):
                 if end in signature.rows and (is_bipartite or ends[0] not in rows):
                     rows[end] = row
         for name in signature.edges:
-            shape = signature.rows[name].shape(name, widths)
-            given = values.get(name)
-            if shape is None and given is not None:
+            shape, value = signature.rows[name].shape(name, widths), values.get(name)
+            if shape is None and value is not None:
                 raise ValueError(
-                    f"{name} must be None without edge_in_features, got {described(given)}"
+                    f"{name} must be None without edge_in_features, got {described(value)}"
                 )
-            rows[name] = None
-            is_left_out = given is None and signature.rows[name].optional
-            if shape is not None and not is_left_out:
-                rows[name] = _checked(name, given, "num_edges", graph.num_edges, shape)
+            is_absent = shape is None or (value is None and signature.rows[name].optional)
+            checked = functools.partial(_checked, name, value, "num_edges", graph.num_edges)
+            rows[name] = None if is_absent else checked(shape or ())
         return is_bipartite, rows
 
     def _promoted(self, rows: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return inputs and parameters in the dtype of the computation."""
         signature = _signature_of(self._program)
-        parameters: dict[str, Any] = {}
-        for name, declared in signature.parameters.items():
-            value = getattr(self, name)
-            if isinstance(declared, DenseAxes) and value is not None:
-                parameters[name] = declared.value(value)
-            else:
-                parameters[name] = parameter_value(value)
+        parameters = {
+            name: declared.value(getattr(self, name))
+            for name, declared in signature.parameters.items()
+        }
         exact = {name for name, declared in signature.rows.items() if declared.exact}
         others = [row for name, row in rows.items() if row is not None and name not in exact]
         dtype = promoted_dtype(*others, *jax.tree.leaves(parameters), dtype=self.dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 54_070, "flax_layers": 19_615, "tests": 50_110, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 55_400, "flax_layers": 20_500, "tests": 51_100, "cpp": 25_640}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
