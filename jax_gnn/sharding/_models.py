@@ -90,7 +90,7 @@ class StatefulModel(NamedTuple):
     def call(
         self, state: Any, axis: str, is_node: Array, *args: Any, **named: Any
     ) -> tuple[Any, Any]:
-        """Call the model on a device; return the result and the new state, without keys."""
+        """Call the model on a device; return the result and the state that the call changed."""
         model, device = nnx.merge(self.definition, state, self.rest), jax.lax.axis_index(axis)
         for _, module in list(nnx.iter_graph(model)):
             if isinstance(module, nnx.RngKey):
@@ -100,9 +100,28 @@ class StatefulModel(NamedTuple):
                 norm.__class__, norm.axis_name, norm.is_node = BatchNorm, axis, is_node
             elif isinstance(module, nnx.Module) and hasattr(module, "synchronize"):
                 module.synchronize(axis, is_node)
+        before = [value for _, value in _values(model)]
         result = model(*args, **named)
-        changed = nnx.state(model, (nnx.BatchStat, nnx.RngCount))
-        return result, jax.tree.map(lambda leaf: _as_replicated(leaf, axis), changed)
+        # In evaluation nothing changes, so that the model may be one from outside of jax.jit.
+        pairs = zip(_values(model), before, strict=True)
+        changed = {path: value for (path, value), old in pairs if value is not old}
+        return result, {path: _as_replicated(value, axis) for path, value in changed.items()}
+
+
+def _values(model: nnx.Module) -> list[tuple[str, Array]]:
+    """Return the statistics and the counts of keys of a model, by path."""
+    state = nnx.state(model, (nnx.BatchStat, nnx.RngCount))
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(state)]
+
+
+def update(model: Any, values: dict[str, Array]) -> None:
+    """Set the values of a model that a call has changed."""
+    if values:
+        state = nnx.state(model, (nnx.BatchStat, nnx.RngCount))
+        leaves, tree = jax.tree.flatten(state)
+        paths = [path for path, _ in _values(model)]
+        leaves = [values.get(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+        nnx.update(model, jax.tree.unflatten(tree, leaves))
 
 
 def _as_replicated(leaf: Array, axis: str) -> Array:

@@ -302,9 +302,7 @@ class ShardedGraph:
 
         model: Any = None
         if "flax.nnx" in sys.modules:  # Flax is not imported for functions without it
-            from flax import nnx
-
-            from jax_gnn.sharding._models import StatefulModel
+            from jax_gnn.sharding._models import StatefulModel, update
 
             model = StatefulModel.of(function)
 
@@ -334,7 +332,7 @@ class ShardedGraph:
         run = jax.shard_map(call, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1])
         result, state = run(self.part, self.node_ids, values, state)
         if model is not None:
-            nnx.update(function, state)
+            update(function, state)
         return cast(Result, result)
 
     def _check_split(self) -> None:
