@@ -216,16 +216,21 @@ def check_statistics(
     takes = {"mask", "deterministic"}
     if mlp is not None:
         takes &= inspect.signature(mlp).parameters.keys()
-    if not isinstance(graph, Part) and (mask is None or "mask" in takes):
+    ignores_mask = mask is not None and "mask" not in takes
+    if not isinstance(graph, Part) and not ignores_mask:
         return
     for _, module in nnx.iter_modules(layer):
         if isinstance(module, NodeBatchNorm | nnx.BatchNorm):
+            # `ShardedGraph.apply` names the axis for the norms of a model that it calls.
+            if module.axis_name is not None and not ignores_mask:
+                continue
             # Modules whose call has no `deterministic` keep their own mode.
             is_given = deterministic is not None and "deterministic" in takes
             if not (deterministic if is_given else module.use_running_average):
                 raise ValueError(
                     "batch norms must use running statistics, by eval(), where graph is a "
-                    "device's part, or node_mask is given for an mlp whose call has no mask, "
+                    "device's part and apply does not call the model itself, or node_mask is given "
+                    "for an mlp whose call has no mask, "
                     f"got {described(graph)} and {described(mlp)}"
                 )
 

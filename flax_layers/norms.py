@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import InitVar, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +110,9 @@ class NodeBatchNorm(_Norm):
     mean: nnx.BatchStat[Array] = field(init=False)
     var: nnx.BatchStat[Array] = field(init=False)
     use_running_average: bool = field(default=False, init=False)
+    # Within `ShardedGraph.apply`: the axis of the devices, and the rows that are no padding.
+    axis_name: str | None = field(default=None, init=False)
+    is_node: Array | None = field(default=None, init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         super().__post_init__(rngs)
@@ -117,6 +120,16 @@ class NodeBatchNorm(_Norm):
         self.mean = nnx.BatchStat(jnp.zeros(self.num_features, dtype))
         self.var = nnx.BatchStat(jnp.ones(self.num_features, dtype))
         self.momentum = check_finite("momentum", self.momentum)
+
+    def synchronize(self, axis_name: str, is_node: Array) -> None:
+        """Use the statistics of all devices of a mesh axis, within `jax.shard_map`.
+
+        Args:
+            axis_name: Name of the axis.
+            is_node: The device's rows that count if the norm is called without a mask,
+                ``(num_nodes,)`` bool.
+        """
+        self.axis_name, self.is_node = axis_name, is_node
 
     def __call__(
         self,
@@ -141,7 +154,7 @@ class NodeBatchNorm(_Norm):
             dtype = accumulator_dtype(x.dtype)
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
             return _standardize(x, mean, var + self.epsilon, scale, bias)
-        y, mean, var = _batch_norm(x, mask, scale, bias, self.epsilon)
+        y, mean, var = _batch_norm(x, mask, scale, bias, self.epsilon, self.axis_name)
         # Exponential moving averages, as of `nnx.BatchNorm`.
         for stat, value in ((self.mean, mean), (self.var, var)):
             decayed = self.momentum * stat[...]
@@ -159,6 +172,7 @@ class NodeBatchNorm(_Norm):
         count = rows.shape[0] if rows.ndim else 0
         check_features(rows, count, self.num_features)
         mask = jnp.ones(count, bool)
+        batch = self.is_node if batch is None else batch
         if batch is not None:  # padding is 0, so that sums need no mask
             mask = check_mask("batch", batch, count)
             rows = jnp.where(row_wise(mask, rows), rows, jnp.zeros((), rows.dtype))
@@ -174,9 +188,9 @@ def _standardize(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -
     return finished((x - feature_wise(mean, x)) * feature_wise(factor, x), bias)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
 def _batch_norm(
-    x: Array, mask: Array, scale: Array, bias: Array, epsilon: float
+    x: Array, mask: Array, scale: Array, bias: Array, epsilon: float, axis_name: str | None
 ) -> tuple[Array, Array, Array]:
     """Return the norm, mean and variance of x, whose rows outside the mask are 0.
 
@@ -186,10 +200,10 @@ def _batch_norm(
     dtype = accumulator_dtype(x.dtype)
     # Padding rows of x are 0, so that sums need no mask; centered rows do.
     wide = x.astype(dtype)
-    count = _count(x, mask, dtype)
-    mean = _row_sums(wide) / count
+    count = _count(x, mask, dtype, axis_name)
+    mean = _row_sums(wide, axis_name) / count
     centered = jnp.where(row_wise(mask, x), wide - feature_wise(mean, x), jnp.zeros((), dtype))
-    var = _row_sums(centered * centered) / count
+    var = _row_sums(centered * centered, axis_name) / count
     return _standardize(x, mean, var + epsilon, scale, bias), mean, var
 
 
@@ -199,16 +213,17 @@ Results = tuple[Array, Array, Array]
 
 @_batch_norm.defjvp
 def _batch_norm_jvp(
-    epsilon: float, primals: Operands, tangents: Operands
+    epsilon: float, axis_name: str | None, primals: Operands, tangents: Operands
 ) -> tuple[Results, Results]:
     x, mask, scale, bias = primals
     dx, _, dscale, dbias = tangents
-    y, mean, var = _batch_norm(x, mask, scale, bias, epsilon)
+    y, mean, var = _batch_norm(x, mask, scale, bias, epsilon, axis_name)
     dtype = mean.dtype
     centered, dx = x.astype(dtype) - feature_wise(mean, x), dx.astype(dtype)
-    count, inverse = _count(x, mask, dtype), jax.lax.rsqrt(var + epsilon)
+    count, inverse = _count(x, mask, dtype, axis_name), jax.lax.rsqrt(var + epsilon)
     factor = scale.astype(dtype) * inverse
-    dmean, dvar = _row_sums(dx) / count, 2 * _row_sums(centered * dx) / count
+    dmean = _row_sums(dx, axis_name) / count
+    dvar = 2 * _row_sums(centered * dx, axis_name) / count
     # dy is linear in each row's dx and centered features, with coefficients for each feature.
     shift = dbias.astype(dtype) - factor * dmean
     slope = dscale.astype(dtype) * inverse - factor * inverse * inverse * dvar / 2
@@ -216,14 +231,15 @@ def _batch_norm_jvp(
     return (y, mean, var), (dy.astype(y.dtype), dmean, dvar)
 
 
-def _row_sums(x: Array) -> Array:
-    """Return sums over all axes but the features, ``(features,)``."""
-    return x.sum(tuple(range(x.ndim - 1)))
+def _row_sums(x: Array, axis_name: str | None) -> Array:
+    """Return sums over all axes but the features, and over devices, ``(features,)``."""
+    total = x.sum(tuple(range(x.ndim - 1)))
+    return total if axis_name is None else cast(Array, jax.lax.psum(total, axis_name))
 
 
-def _count(x: Array, mask: Array, dtype: DTypeLike) -> Array:
+def _count(x: Array, mask: Array, dtype: DTypeLike, axis_name: str | None) -> Array:
     """Return the number of values of a feature, at least 1."""
-    count = mask.sum(dtype=dtype) * math.prod(x.shape[1:-1])
+    count = _row_sums(mask[:, None].astype(dtype), axis_name)[0] * math.prod(x.shape[1:-1])
     return jnp.maximum(count, jnp.ones((), dtype))
 
 

@@ -131,7 +131,7 @@ def test_wrong_statistics_are_refused(graph, x):
 
     rows = sharded.shard(x)
     with pytest.raises(ValueError, match=r"batch norms must use running .*part"):
-        sharded.apply(model, rows, deterministic=False)
+        sharded.apply(lambda part, x: model(part, x, deterministic=False), rows)
     got = sharded.unshard(sharded.apply(model, rows, deterministic=True))
     np.testing.assert_allclose(got, model(graph, x, deterministic=True), rtol=1e-5, atol=1e-5)
 

@@ -166,8 +166,83 @@ def test_random_numbers_differ_by_device(rng):
     model = flax_layers.GCN(4, 64, 3, rngs=nnx.Rngs(0))
     logits = sharded.apply(model, x, rngs=key)
     assert np.isfinite(logits).all()
-    with pytest.raises(ValueError, match=r"training mode.*rngs=jax.random.key"):
-        sharded.apply(model, x)
+    with pytest.raises(ValueError, match=r"training mode: pass the model itself to apply"):
+        sharded.apply(lambda part, x: model(part, x), x)
+    # A model's own stream goes on, with other numbers on each device.
+    masks = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    drawn = [sharded.apply(Masks(masks), x) for _ in range(2)]
+    assert not any(same_bits(*pair) for pair in (drawn, drawn[0], drawn[1]))
+    assert masks.rngs is not None and int(masks.rngs.count[...]) == 2
+
+
+class Masks(nnx.Module):
+    """Model that draws a mask in each call."""
+
+    def __init__(self, dropout: nnx.Dropout) -> None:
+        self.dropout = dropout
+
+    def __call__(self, part: Part, x):
+        return self.dropout(jnp.ones_like(x))
+
+
+class Normalized(nnx.Module):
+    """Model with a batch norm between convolutions."""
+
+    def __init__(self, kind: str, rngs: nnx.Rngs) -> None:
+        norm = nnx.BatchNorm if kind == "nnx" else flax_layers.NodeBatchNorm
+        self.first = flax_layers.SAGEConv(6, 8, param_dtype=float, rngs=rngs)
+        # Flax's statistics are float32, which its float64 parameters do not fit.
+        self.norm: Any = norm(8, param_dtype=np.float32 if kind == "nnx" else float, rngs=rngs)
+        self.second = flax_layers.GCNConv(8, 4, param_dtype=float, rngs=rngs)
+
+    def __call__(self, graph: Graph, x):
+        h = self.first(graph, x)
+        if isinstance(self.norm, nnx.BatchNorm):
+            h = self.norm(h.astype(np.float32))
+        else:
+            h = self.norm(None, h)
+        return self.second(graph, jax.nn.relu(h))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("num_parts", [1, 3, 8])
+@pytest.mark.parametrize("kind", ["nnx", "nodes", "gine", "empty parts"])
+def test_batch_norms_of_all_devices(kind, num_parts, rng):
+    """Logits, gradients and running statistics are those of one device."""
+    graph, x, target = random_graph(rng), rng.normal(size=(60, 6)), rng.normal(size=(60, 4))
+    method = "one part" if kind == "empty parts" else "random"
+    split = sharded(rng, graph, mesh_of(num_parts), method)
+
+    def loss(model, graph, x):
+        if isinstance(graph, ShardedGraph):
+            y = graph.unshard(graph.apply(model, graph.shard(x)))
+        else:
+            y = model(graph, x)
+        return jnp.sum(jnp.sin(y) * target), y
+
+    results = []
+    for structure in (split, graph):
+        model: Any = Normalized(kind, nnx.Rngs(0))
+        if kind == "gine":
+            options: Any = {"mlp_norm": "batch_norm", "param_dtype": float, "dropout_rate": 0.0}
+            model = flax_layers.GINE(6, 8, 4, num_layers=2, rngs=nnx.Rngs(0), **options)
+        for _ in range(2):
+            gradients = nnx.value_and_grad(loss, argnums=(0, 2), has_aux=True)
+            value = gradients(model, structure, jnp.asarray(x))
+        model.eval()
+        results.append((value, nnx.state(model, nnx.BatchStat), loss(model, structure, x)))
+    tolerance = 2e-6 if kind == "nnx" else 1e-10
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        assert_close(a, b, tolerance, "on several devices")
+
+
+def test_batch_norms_of_edges_need_a_mask():
+    graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=4)
+    split = shard_graph(graph, mesh_of(2), "nodes")
+    norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    norm_of_edges = nnx.Sequential(lambda part: jnp.ones((part.num_edges + 3, 2)), norm)
+    with pytest.raises(ValueError, match=r"must have num_own = 2 rows on a part, or a mask"):
+        split.apply(norm_of_edges)
 
 
 # --- Rows that travel ----------------------------------------------------------------------------

@@ -48,7 +48,7 @@ COPY_ENGINES = {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
 MAX_CANDIDATES = 16
 """Number of sizes that are tried for a permutation."""
 
-MAX_UNROLLED = 2
+MAX_UNROLLED = 8
 """Number of messages of an all-to-all up to which a program has instructions for each."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -279,7 +280,10 @@ class ShardedGraph:
 
         Args:
             function: called with the device's part, ``values`` and ``named``. A model of
-                `flax_layers`, or one made of its convolutions, needs no changes.
+                `flax_layers`, or one made of its convolutions, needs no changes. In training mode,
+                batch norms, `nnx.BatchNorm` or those of `flax_layers`, use the statistics of all
+                devices' nodes without padding, and update the model's; keys of its `nnx.Rngs` are
+                folded with the device's number.
             *values: pytrees of arrays with a leading axis of devices, such as results of
                 :meth:`shard` and :meth:`shard_edges`. A device gets its row, without that axis.
             **named: further arguments, the same for all devices; but a key of `jax.random.key` is
@@ -290,34 +294,49 @@ class ShardedGraph:
 
         Raises:
             ValueError: an array of ``values`` has no axis of the devices, or ``part``, ``node_ids``
-                and ``mesh`` are not of one split, after a change of some; or the function changes
-                an object from outside, as a model does that draws from its own `nnx.Rngs`.
+                and ``mesh`` are not of one split, after a change of some; the function changes an
+                object from outside, as it does if it calls a model in training mode, rather than
+                being one; or a batch norm has other rows than those of nodes, without a mask.
         """
         arguments.check_callable("function", function)
         self._check_split()
         for array in jax.tree.leaves(values):
             self._check_axes("values", array, (self.num_parts,))
 
-        def call(part: object, values: tuple[object, ...]) -> Result:
+        model: Any = None
+        if "flax.nnx" in sys.modules:  # Flax is not imported for functions without it
+            from jax_gnn.sharding._models import StatefulModel, update
+
+            model = StatefulModel.of(function)
+
+        def call(part: object, node_ids: Array, values: tuple[object, ...], state: Any) -> Any:
             part, values = jax.tree.map(lambda leaf: leaf[0], (part, values))
             device = jax.lax.axis_index(self.axis)
             own = {name: _own_key(device, value) for name, value in named.items()}
             try:
-                result = function(part, *values, **own)
+                if model is None:
+                    result = function(part, *values, **own)
+                else:
+                    is_node = node_ids[0] != PADDING
+                    result, state = model.call(state, self.axis, is_node, part, *values, **own)
             except Exception as error:
                 if type(error).__name__ != "TraceContextError":  # Flax's, which is not imported
                     raise
                 raise ValueError(
-                    "function must not change objects from outside, as a model in training mode "
-                    "does that draws from its own rngs: pass rngs=jax.random.key(…) to apply, or "
-                    "merge a model of nnx.split inside the function"
+                    "function must not change objects from outside, as a function does that calls "
+                    "a model in training mode: pass the model itself to apply, or merge a model of "
+                    "nnx.split inside the function"
                 ) from error
-            return cast(Result, jax.tree.map(lambda leaf: leaf[None], result))
+            return jax.tree.map(lambda leaf: leaf[None], result), state
 
         # Leaves have a leading axis of one device inside.
-        spec = PartitionSpec(self.axis)
-        run = jax.shard_map(call, mesh=self.mesh, in_specs=spec, out_specs=spec)
-        return run(self.part, values)
+        spec, state = PartitionSpec(self.axis), () if model is None else model.state
+        specs = (spec, spec, spec, PartitionSpec()), (spec, PartitionSpec())
+        run = jax.shard_map(call, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1])
+        result, state = run(self.part, self.node_ids, values, state)
+        if model is not None:
+            update(function, state)
+        return cast(Result, result)
 
     def _check_split(self) -> None:
         part, (count, capacity) = self.part, self.node_ids.shape
