@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 54_360, "flax_layers": 19_600, "tests": 50_130, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 54_400, "flax_layers": 19_600, "tests": 50_130, "cpp": 25_640}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
