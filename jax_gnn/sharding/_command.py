@@ -195,7 +195,8 @@ def _num_fetched(part: Part | RelationalPart | HypergraphPart) -> int:
 
 def bytes_of(pieces: Sequence[Piece], places: np.ndarray) -> int:
     """Return the bytes of all arrays of indices on a device; all pieces have the same sizes."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves((pieces[0], places)))
+    block = places[: -(-len(places) // len(pieces))]
+    return sum(leaf.nbytes for leaf in jax.tree.leaves((pieces[0], block)))
 
 
 def _cost_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arrays import STATIC, take
-from jax_gnn._core.ids import PADDING, is_traced
+from jax_gnn._core.arrays import STATIC, row_wise, take
+from jax_gnn._core.ids import PADDING, is_traced, pad_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
@@ -54,9 +55,11 @@ class ShardedGraph:
             :class:`RelationalPart` of a graph with relations, a :class:`HypergraphPart` of a
             hypergraph.
         node_ids: ``(devices, capacity)``, id of each row's node in the whole graph; -1 is padding.
-        places: ``(num_nodes,)``, row of each node in the concatenated rows of all devices.
+        places: ``(devices, block)``, row of each node in the concatenated rows of all devices; a
+            device has those of a block of consecutive nodes; -1 is padding.
         mesh: the devices, by automatic axes: `jax.shard_map` takes models of arrays on no others.
         axis: the axis of the mesh that nodes are split over.
+        num_nodes: number of nodes of the whole graph.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -74,6 +77,7 @@ class ShardedGraph:
     places: Array
     mesh: Mesh = field(metadata=STATIC)
     axis: str = field(metadata=STATIC)
+    num_nodes: int = field(metadata=STATIC)
 
     neighbor_batches = neighbor_batches
 
@@ -81,11 +85,6 @@ class ShardedGraph:
     def num_parts(self) -> int:
         """Number of devices that nodes are split over."""
         return self.node_ids.shape[0]
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the whole graph."""
-        return self.places.shape[0]
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -117,7 +116,8 @@ class ShardedGraph:
         """Pickle or copy, with devices by id: JAX does not pickle devices and meshes."""
         ids = np.vectorize(lambda device: device.id, otypes=[int])(self.mesh.devices)
         part, node_ids, places = jax.device_get((self.part, self.node_ids, self.places))
-        return _on_devices, (part, node_ids, places, ids, self.mesh.axis_names, self.axis)
+        names = self.mesh.axis_names
+        return _on_devices, (part, node_ids, places, ids, names, self.axis, self.num_nodes)
 
     def shard(self, values: Any, node_ids: Any = None) -> Any:
         """Put rows of nodes, such as features, labels or masks, on the devices of the nodes.
@@ -265,15 +265,16 @@ class ShardedGraph:
             rows: ``(devices, capacity, *features)``.
 
         Returns:
-            ``(num_nodes, *features)`` in the dtype of ``rows``.
+            ``(num_nodes, *features)`` in the dtype of ``rows``, split over devices of one process
+            if their number divides that of nodes. No device holds other rows than these and those
+            of one part.
 
         Raises:
             ValueError: ``rows`` has other leading axes.
         """
         array = jnp.asarray(rows)
         self._check_axes("rows", array, self.node_ids.shape)
-        array = jax.sharding.reshard(array, NamedSharding(self.mesh, PartitionSpec()))
-        return cast(Array, array.reshape(-1, *array.shape[2:])[self.places])
+        return cast(Array, _unshard(array, self.places, self.mesh, self.axis, self.num_nodes))
 
     def apply(self, function: Callable[..., Result], *values: Any, **named: Any) -> Result:
         """Call a function, such as a model, on each device with its part.
@@ -365,6 +366,37 @@ class ShardedGraph:
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
 
+@functools.partial(jax.jit, static_argnames=("mesh", "axis", "num_nodes"))
+def _unshard(rows: Array, places: Array, mesh: Mesh, axis: str, num_nodes: int) -> Array:
+    """Return rows in the order of the graph, by a ring: parts pass by, one at a time."""
+    count = mesh.shape[axis]
+
+    def call(rows: Array, places: Array) -> Array:
+        capacity, device = rows.shape[1], jax.lax.axis_index(axis)
+        owners, local = places[0] // capacity, places[0] % capacity
+
+        def step(carry: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], None]:
+            part, block = carry
+            is_here = row_wise(owners == (device + i) % count, block)
+            block = jnp.where(is_here, take(part, local), block)
+            pairs = [(i, (i - 1) % count) for i in range(count)]
+            return (jax.lax.ppermute(part, axis, pairs), block), None
+
+        shape = (places.shape[1], *rows.shape[2:])
+        block = jax.lax.pcast(jnp.zeros(shape, rows.dtype), axis, to="varying")
+        carry, _ = jax.lax.scan(step, (rows[0], block), jnp.arange(count))
+        return cast(Array, carry[1])
+
+    spec = PartitionSpec(axis)
+    run = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
+    blocks = run(rows, places)[:num_nodes]
+    # Devices of other processes cannot be read, and JAX splits axes into equal pieces only.
+    is_local = all(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    result_spec = spec if is_local and num_nodes % count == 0 else PartitionSpec()
+    sharding = NamedSharding(mesh, result_spec)
+    return cast(Array, jax.lax.with_sharding_constraint(blocks, sharding))
+
+
 def _own_key(device: Array, value: Any) -> Any:
     """Return a device's own key in place of a key for all devices, and all else as it is."""
     is_key = isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
@@ -378,6 +410,7 @@ def _on_devices(
     ids: np.ndarray,
     axis_names: tuple[str, ...],
     axis: str,
+    num_nodes: int,
 ) -> ShardedGraph:
     """Put a pickled `ShardedGraph` on the devices of this process with the same ids."""
     devices = {device.id: device for device in jax.devices()}
@@ -390,9 +423,8 @@ def _on_devices(
         )
     mesh = Mesh(np.vectorize(devices.get, otypes=[object])(ids), axis_names)
     split = NamedSharding(mesh, PartitionSpec(axis))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    part, device_ids = jax.device_put((part, node_ids), split)
-    return ShardedGraph(part, device_ids, jax.device_put(places, replicated), mesh, axis)
+    part, device_ids, device_places = jax.device_put((part, node_ids, places), split)
+    return ShardedGraph(part, device_ids, device_places, mesh, axis, num_nodes)
 
 
 def _local_rows(array: ArrayLike) -> dict[int, np.ndarray]:
@@ -404,6 +436,12 @@ def _local_rows(array: ArrayLike) -> dict[int, np.ndarray]:
     for shard in array.addressable_shards:
         rows |= dict(enumerate(np.asarray(shard.data), shard.index[0].start or 0))
     return rows
+
+
+def _block(values: np.ndarray, i: int, size: int) -> np.ndarray:
+    """Return block i of a vector, padded to the size."""
+    block = values[i * size : (i + 1) * size]
+    return np.asarray(pad_ids(block, size - len(block)))
 
 
 def _from_rows(
@@ -492,10 +530,9 @@ def assemble(
         rows = dict(zip(pieces, arrays, strict=True))
         return _from_rows((mesh.shape[axis], *arrays[0].shape), sharding, rows.__getitem__)
 
-    replicated = NamedSharding(mesh, PartitionSpec())
-    node_places = jax.make_array_from_callback(
-        places.shape, replicated, lambda index: places[index]
-    )
+    count = mesh.shape[axis]
+    block = -(-len(places) // count)
+    node_places = _from_rows((count, block), sharding, lambda i: _block(places, i, block))
     part, node_ids, values = jax.tree.map(stack, *pieces.values())
 
     def is_exchange(node: object) -> bool:
@@ -507,4 +544,4 @@ def assemble(
         part,
         is_leaf=is_exchange,
     )
-    return ShardedGraph(part, node_ids, node_places, mesh, axis), values
+    return ShardedGraph(part, node_ids, node_places, mesh, axis, len(places)), values
