@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 54_700, "flax_layers": 19_600, "tests": 50_330, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 54_705, "flax_layers": 19_600, "tests": 50_320, "cpp": 25_640}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

@@ -7,6 +7,7 @@ of it one at a time.
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -136,10 +137,10 @@ def _graph_on_disk(edges: Iterable[EdgeSource], num_nodes: int, folder: Path) ->
             raise ValueError("edges must be below 2³¹, as parts number them by int32")
         keys.sort()
         stops = np.searchsorted(keys, np.arange(1, len(buckets)) * width << 32)
-        for bucket, some in zip(buckets, np.split(keys, stops), strict=True):
-            if len(some):
+        for bucket, bucket_keys in zip(buckets, np.split(keys, stops), strict=True):
+            if len(bucket_keys):
                 with bucket.open("ab") as file:
-                    some.tofile(file)
+                    bucket_keys.tofile(file)
     degrees = np.zeros(num_nodes + 1, np.int32)  # the first element is before all nodes
     with (folder / "cols").open("wb") as output:
         for bucket in buckets:
@@ -164,12 +165,19 @@ def _graph_on_disk(edges: Iterable[EdgeSource], num_nodes: int, folder: Path) ->
 # --- Parts ---------------------------------------------------------------------------------------
 
 
+def _edges_into(graph: Graph, nodes: np.ndarray) -> tuple[LocalEdges, np.ndarray]:
+    """Return the edges into some nodes, and their sources; unmap the pages of other nodes."""
+    if isinstance(graph.cols, np.memmap):
+        graph.cols._mmap.madvise(mmap.MADV_DONTNEED)
+    return LocalEdges.into(graph, nodes)
+
+
 def _pieces(graph: Graph, rows: LocalRows) -> Iterator[Piece]:
     """Yield the pieces of `split_graph`, of which only one is in memory."""
     num_parts, capacity = len(rows.nodes), rows.capacity
     halos, num_edges, num_halo_edges = [], 1, 0
     for reader, nodes in enumerate(rows.nodes):
-        cols = LocalEdges.into(graph, nodes)[1]
+        cols = _edges_into(graph, nodes)[1]
         halos.append([ids.astype(np.int32) for ids in _split._halo(cols, rows.nodes, reader)])
         num_edges = max(num_edges, len(cols))
         num_halo_edges = max(num_halo_edges, int((rows.parts[cols] != reader).sum()))
@@ -191,7 +199,7 @@ def _pieces(graph: Graph, rows: LocalRows) -> Iterator[Piece]:
         is_source = np.flatnonzero(sources[reader] >= 0)
         row_of = np.zeros(len(rows.rows), np.int32)
         row_of[sources[reader, is_source]] = is_source
-        local = LocalEdges.into(graph, rows.nodes[reader])[0]
+        local = _edges_into(graph, rows.nodes[reader])[0]
         padding = num_edges - len(local.places)
         local = LocalEdges(pad_ids(local.places, padding), local.degrees)
         part = _split._local_graph(graph, local, row_of, capacity + slots, capacity)
