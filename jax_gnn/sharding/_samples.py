@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
@@ -364,7 +365,9 @@ def neighbor_batches(
     sizes = layer_sizes(batch_size, totals, whole, capacity, **flags)
     options = SampleOptions(by_layer, sizes, relations, **flags)
     grain = import_grain()
-    owners, rows = np.divmod(np.asarray(sharded.places)[nodes], num_own)
+    everywhere = NamedSharding(sharded.mesh, PartitionSpec())
+    gather = jax.jit(lambda places, ids: places.ravel()[ids], out_shardings=everywhere)
+    owners, rows = np.divmod(np.asarray(gather(sharded.places, nodes)), num_own)
     by_owner = [rows[owners == owner] for owner in range(num_parts)]
     length = -(-max(map(len, by_owner)) // batch_size)
     places = jax.jit(lambda sharded: sharded.apply(_places))(sharded)
