@@ -211,7 +211,7 @@ def test_epochs(rng):
     assert len(np.unique(keys, axis=0)) == len(keys)
 
 
-def test_capacity_is_told(rng):
+def test_overflow_is_reported(rng):
     """Blocks that are too small say so, as those of one device do."""
     graph = random_graph(rng)
     split = sharded(rng, graph, mesh_of(3), "hash")

@@ -7,6 +7,7 @@ of it one at a time.
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -18,11 +19,11 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.files import as_path
-from jax_gnn._core.ids import MAX_SIZE, PADDING, pad_ids
+from jax_gnn._core.ids import MAX_SIZE, pad_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.sharding import _split
-from jax_gnn.sharding._exchange import Exchange, plan_rounds, plan_shares
+from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._files import NodeValues, write_parts
 from jax_gnn.sharding._partition import Adjacency, SplitArgs, partition_nodes
 from jax_gnn.sharding._split import LocalEdges, LocalRows, Piece
@@ -136,10 +137,10 @@ def _graph_on_disk(edges: Iterable[EdgeSource], num_nodes: int, folder: Path) ->
             raise ValueError("edges must be below 2³¹, as parts number them by int32")
         keys.sort()
         stops = np.searchsorted(keys, np.arange(1, len(buckets)) * width << 32)
-        for bucket, some in zip(buckets, np.split(keys, stops), strict=True):
-            if len(some):
+        for bucket, bucket_keys in zip(buckets, np.split(keys, stops), strict=True):
+            if len(bucket_keys):
                 with bucket.open("ab") as file:
-                    some.tofile(file)
+                    bucket_keys.tofile(file)
     degrees = np.zeros(num_nodes + 1, np.int32)  # the first element is before all nodes
     with (folder / "cols").open("wb") as output:
         for bucket in buckets:
@@ -164,41 +165,35 @@ def _graph_on_disk(edges: Iterable[EdgeSource], num_nodes: int, folder: Path) ->
 # --- Parts ---------------------------------------------------------------------------------------
 
 
+def _edges_into(graph: Graph, nodes: np.ndarray) -> tuple[LocalEdges, np.ndarray]:
+    """Return the edges into some nodes, and their sources; unmap the pages of other nodes."""
+    if isinstance(graph.cols, np.memmap):
+        graph.cols._mmap.madvise(mmap.MADV_DONTNEED)
+    return LocalEdges.into(graph, nodes)
+
+
 def _pieces(graph: Graph, rows: LocalRows) -> Iterator[Piece]:
     """Yield the pieces of `split_graph`, of which only one is in memory."""
-    num_parts, capacity = len(rows.nodes), rows.capacity
     halos, num_edges, num_halo_edges = [], 1, 0
     for reader, nodes in enumerate(rows.nodes):
-        cols = LocalEdges.into(graph, nodes)[1]
-        halos.append([ids.astype(np.int32) for ids in _split._halo(cols, rows.nodes, reader)])
+        cols = _edges_into(graph, nodes)[1]
+        halo = _split._by_owner(rows, [cols], {reader})
+        halos.append([ids.astype(np.int32) for ids in halo])
         num_edges = max(num_edges, len(cols))
         num_halo_edges = max(num_halo_edges, int((rows.parts[cols] != reader).sum()))
         del cols
-    rounds = plan_rounds(np.array([[len(ids) for ids in halo] for halo in halos]).T)
-    slots = sum(step.slots(num_parts) for step in rounds)
-    send = np.full((num_parts, slots), PADDING, np.int32)
-    sources = np.full((num_parts, capacity + slots), PADDING, np.int32)
-    for reader, halo in enumerate(halos):
-        sources[reader, : len(rows.nodes[reader])] = rows.nodes[reader]
-        for owner, ids in enumerate(halo):
-            for share in plan_shares(rounds, num_parts, owner, reader, len(ids)):
-                nodes, start = ids[share.start : share.stop], capacity + share.receiver
-                send[owner, share.sender : share.sender + len(nodes)] = rows.rows[nodes]
-                sources[reader, start : start + len(nodes)] = nodes
+    routes, capacity = _split.Routes.of(halos, rows), rows.capacity
     del halos
 
     def piece(reader: int) -> Piece:
-        is_source = np.flatnonzero(sources[reader] >= 0)
-        row_of = np.zeros(len(rows.rows), np.int32)
-        row_of[sources[reader, is_source]] = is_source
-        local = LocalEdges.into(graph, rows.nodes[reader])[0]
+        sources, send = routes.sources[reader], routes.send[reader]
+        local = _edges_into(graph, rows.nodes[reader])[0]
         padding = num_edges - len(local.places)
         local = LocalEdges(pad_ids(local.places, padding), local.degrees)
-        part = _split._local_graph(graph, local, row_of, capacity + slots, capacity)
-        exchange = Exchange(send[reader], rounds, "", capacity)
-        node_ids = sources[reader, :capacity]
-        return Piece(
-            _split._part(graph, part, sources[reader], exchange, num_halo_edges), node_ids, {}
-        )
+        num_sources = capacity + len(send)
+        part = _split._local_graph(graph, local, routes.rows_of(reader), num_sources, capacity)
+        exchange = Exchange(send, routes.rounds, "", capacity)
+        whole = _split._part(graph, part, sources, exchange, num_halo_edges)
+        return Piece(whole, sources[:capacity], {})
 
-    yield from map(piece, range(num_parts))
+    yield from map(piece, range(len(rows.nodes)))

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, add_rows, take
@@ -116,7 +118,7 @@ class ShardedSeeds:
         types = part.edge_types if isinstance(part, RelationalPart) else None
         lists = EdgeLists(edges.indptr, edges.cols, types)
 
-        def answer(rows: Array, turn: Array, layer: int) -> list[Array]:
+        def answer(rows: Array, turn: ArrayLike, layer: int) -> list[Array]:
             key = threefry((self.keys[0], self.keys[1]), jnp.uint32(turn), _NO_ROW)  # type: ignore[arg-type]
             starts, offsets, counts = draw_edges(lists, rows, key, None, None, layer, self.options)
             valid = jnp.arange(offsets.shape[1], dtype=counts.dtype) < counts[:, None]
@@ -130,12 +132,10 @@ class ShardedSeeds:
 
         def draw(nodes: Array, seed_ids: Array | None, layer: int) -> DrawnLayer:
             ask = partial(answer, layer=layer)
-            # Seeds are own nodes: no device needs another one for them.
-            first = jnp.zeros((), jnp.int32)
             if layer:
                 drawn = owners._replace(share=shares[layer]).ask(nodes, ask)
-            else:
-                drawn = ask(owners.own_rows(nodes), first)
+            else:  # seeds are own nodes
+                drawn = ask(owners.own_rows(nodes), 0)
             size = drawn[0].shape[1]
             starts = jnp.arange(len(nodes), dtype=nodes.dtype) * size
             offsets = jnp.broadcast_to(jnp.arange(size, dtype=nodes.dtype), drawn[0].shape)
@@ -148,14 +148,10 @@ class ShardedSeeds:
         places = jnp.where(seeds < 0, PADDING, seeds + owners.first_place(seeds.dtype))
         blocks = build_blocks(places, owners.num_places, draw, self.options)
         graphs = tuple(_with_count(graph, edges.num_input_edges) for graph in blocks.graphs)
-        places = blocks.node_ids
-        blocks = replace(
-            blocks, graphs=graphs, node_ids=owners.fetch(places, self.node_ids + 1) - 1
-        )
-        x = jax.tree.map(partial(owners.fetch, places), x)
-        return SeedBatch(
-            blocks, cast(Any, seeds), x, jax.tree.map(lambda rows: take(rows, seeds), y)
-        )
+        fetch = partial(owners.fetch, blocks.node_ids)
+        blocks = replace(blocks, graphs=graphs, node_ids=fetch(self.node_ids + 1) - 1)
+        labels = jax.tree.map(lambda rows: take(rows, seeds), y)
+        return SeedBatch(blocks, cast(Any, seeds), jax.tree.map(fetch, x), labels)
 
     def __repr__(self) -> str:
         return f"ShardedSeeds(seeds={getattr(self.seeds, 'shape', self.seeds)})"
@@ -228,7 +224,7 @@ class _Owners(NamedTuple):
         """Send the slots of each device to it."""
         return cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True))
 
-    def ask(self, places: Array, answer: Callable[[Array, Array], list[Array]]) -> list[Array]:
+    def ask(self, places: Array, answer: Callable[[Array, ArrayLike], list[Array]]) -> list[Array]:
         """Return what the owner of each place answers.
 
         ``answer`` maps rows of own nodes, -1 for padding, and the number of a turn to arrays with a
@@ -246,8 +242,7 @@ class _Owners(NamedTuple):
                 results.append(jnp.where(mask, new, old))
             return results
 
-        own = answer(self.own_rows(places), jnp.zeros((), jnp.int32))
-        return cast(list[Array], self.rounds(places, own, step))
+        return cast(list[Array], self.rounds(places, answer(self.own_rows(places), 0), step))
 
     def fetch(self, places: Array, x: Array) -> Array:
         """Return the row of each place, zeros for padding, from rows of own nodes."""
@@ -370,7 +365,9 @@ def neighbor_batches(
     sizes = layer_sizes(batch_size, totals, whole, capacity, **flags)
     options = SampleOptions(by_layer, sizes, relations, **flags)
     grain = import_grain()
-    owners, rows = np.divmod(np.asarray(sharded.places)[nodes], num_own)
+    everywhere = NamedSharding(sharded.mesh, PartitionSpec())
+    gather = jax.jit(lambda places, ids: places.ravel()[ids], out_shardings=everywhere)
+    owners, rows = np.divmod(np.asarray(gather(sharded.places, nodes)), num_own)
     by_owner = [rows[owners == owner] for owner in range(num_parts)]
     length = -(-max(map(len, by_owner)) // batch_size)
     places = jax.jit(lambda sharded: sharded.apply(_places))(sharded)
