@@ -22,11 +22,18 @@ from jax_gnn._core.files import as_path
 from jax_gnn._core.ids import MAX_SIZE, pad_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
-from jax_gnn.sharding import _split
 from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._files import NodeValues, write_parts
 from jax_gnn.sharding._partition import Adjacency, SplitArgs, partition_nodes
-from jax_gnn.sharding._split import LocalEdges, LocalRows, Piece
+from jax_gnn.sharding._split import (
+    LocalEdges,
+    LocalRows,
+    Piece,
+    Routes,
+    local_graph,
+    make_part,
+    nodes_by_owner,
+)
 
 _READ_EDGES, _RANGES = 1 << 22, 256  # edges of a chunk of a file, ranges of destinations
 
@@ -177,12 +184,12 @@ def _pieces(graph: Graph, rows: LocalRows) -> Iterator[Piece]:
     halos, num_edges, num_halo_edges = [], 1, 0
     for reader, nodes in enumerate(rows.nodes):
         cols = _edges_into(graph, nodes)[1]
-        halo = _split._by_owner(rows, [cols], {reader})
+        halo = nodes_by_owner(rows, [cols], {reader})
         halos.append([ids.astype(np.int32) for ids in halo])
         num_edges = max(num_edges, len(cols))
         num_halo_edges = max(num_halo_edges, int((rows.parts[cols] != reader).sum()))
         del cols
-    routes, capacity = _split.Routes.of(halos, rows), rows.capacity
+    routes, capacity = Routes.of(halos, rows), rows.capacity
     del halos
 
     def piece(reader: int) -> Piece:
@@ -191,9 +198,9 @@ def _pieces(graph: Graph, rows: LocalRows) -> Iterator[Piece]:
         padding = num_edges - len(local.places)
         local = LocalEdges(pad_ids(local.places, padding), local.degrees)
         num_sources = capacity + len(send)
-        part = _split._local_graph(graph, local, routes.rows_of(reader), num_sources, capacity)
+        part = local_graph(graph, local, routes.rows_of(reader), num_sources, capacity)
         exchange = Exchange(send, routes.rounds, "", capacity)
-        whole = _split._part(graph, part, sources, exchange, num_halo_edges)
+        whole = make_part(graph, part, sources, exchange, num_halo_edges)
         return Piece(whole, sources[:capacity], {})
 
     yield from map(piece, range(len(rows.nodes)))

@@ -97,7 +97,7 @@ def _split_edges(
 
     def read(reader: int) -> tuple[LocalEdges, list[np.ndarray]]:
         local, cols = LocalEdges.into(edges, dst.nodes[reader])
-        return local, _by_owner(src, [cols], {reader})
+        return local, nodes_by_owner(src, [cols], {reader})
 
     with ThreadPoolExecutor(min(num_parts, os.cpu_count() or 1)) as pool:
         local_edges, halos = map(list, zip(*pool.map(read, range(num_parts)), strict=True))
@@ -111,7 +111,7 @@ def _split_edges(
             places, degrees = local_edges[reader]
             local = LocalEdges(pad_ids(places, num_edges - len(places)), degrees)
             local_edges[reader] = None  # its memory is needed for other parts
-            return _local_graph(graph, local, row_of, src.capacity + slots, dst.capacity)
+            return local_graph(graph, local, row_of, src.capacity + slots, dst.capacity)
 
         graphs = list(pool.map(build, range(num_parts)))
     if isinstance(graph, RelationalGraph):
@@ -127,7 +127,7 @@ def _split_edges(
     parts = []
     for reader, local in enumerate(graphs):
         exchange = Exchange(routes.send[reader], routes.rounds, axis, src.capacity)
-        part = _part(graph, local, sources[reader], exchange, num_halo_edges)
+        part = make_part(graph, local, sources[reader], exchange, num_halo_edges)
         parts.append((part, sources[reader]))
     return parts
 
@@ -155,7 +155,7 @@ class LocalEdges(NamedTuple):
         return cls(places, degrees), cols
 
 
-def _by_owner(
+def nodes_by_owner(
     src: LocalRows, ids: Sequence[np.ndarray], readers: Collection[int]
 ) -> list[np.ndarray]:
     """Return, for each owner but the readers, its nodes among lists of nodes, ascending."""
@@ -190,7 +190,7 @@ class Routes(NamedTuple):
         direct = rounds = plan_rounds(counts)
         if num_parts > size and num_parts % size == 0:
             hosts = [range(start, start + size) for start in range(0, num_parts, size)]
-            far = [_by_owner(src, [i for r in host for i in halos[r]], host) for host in hosts]
+            far = [nodes_by_owner(src, [i for r in host for i in halos[r]], host) for host in hosts]
             to_hosts, within = np.zeros_like(counts), np.zeros_like(counts)
             for host, halo in zip(hosts, far, strict=True):
                 for owner in range(num_parts):
@@ -249,7 +249,7 @@ class Routes(NamedTuple):
         return row_of
 
 
-def _local_graph(
+def local_graph(
     graph: Graph | RelationalGraph,
     local: LocalEdges,
     row_of: np.ndarray,
@@ -298,14 +298,14 @@ def _local_graph(
     return without_pairs.with_parts(*(part for part in PARTS if getattr(graph, part) is not None))
 
 
-def _part(
+def make_part(
     graph: Graph | RelationalGraph,
     local: Graph | RelationalGraph,
     sources: np.ndarray,
     exchange: Exchange,
     num_halo_edges: int,
 ) -> Part | RelationalPart:
-    """Return a local graph of `_local_graph` as a part."""
+    """Return a local graph of `local_graph` as a part."""
     arrays = {field.name: getattr(local, field.name) for field in fields(local)}
     if isinstance(graph, Graph):
         return Part(**arrays, exchange=exchange, num_far=num_halo_edges)
