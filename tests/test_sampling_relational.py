@@ -172,12 +172,23 @@ def test_self_relation_comes_in_addition(rng, replace):
     # A mapping draws of its relations only.
     partial = sample_neighbors(looped, seeds, ({0: 2},), key)
     assert not (np.asarray(partial.graphs[0].edge_types) == RELATIONS - 1).any()
-    with pytest.raises(
-        ValueError, match="graph must have no self_relation where edge_time is given"
-    ):
-        sample_neighbors(
-            looped, seeds, (2,), key, edge_time=np.zeros(looped.num_edges), seed_time=np.zeros(9)
-        )
+    # Beside times, edges of the self relation have none, whatever their entries say.
+    times, limits = rng.integers(9, size=looped.num_edges), rng.integers(9, size=len(seeds))
+    blocks = sample_neighbors(
+        looped, seeds, (3,), key, replace=replace, edge_time=times, seed_time=limits
+    )
+    block = blocks.graphs[0]
+    rows, places = np.asarray(block.nodes.rows), np.asarray(block.nodes.edge_ids)
+    is_self = np.asarray(block.edge_types) == RELATIONS - 1
+    valid = rows >= 0
+    drawn = valid & ~is_self
+    assert (times[places[drawn]] <= limits[rows[drawn]]).all()
+    is_node = (seeds >= 0) & (seeds < NODES)
+    np.testing.assert_array_equal(np.bincount(rows[valid & is_self], minlength=9), is_node)
+    types, ends = np.asarray(looped.edge_types), np.asarray(looped.nodes.rows)
+    for i, (seed, limit) in enumerate(zip(np.asarray(seeds).tolist(), limits, strict=True)):
+        count = ((ends == seed) & (types < RELATIONS - 1) & (times <= limit)).sum()
+        assert (rows[drawn] == i).sum() == (3 if replace and count else min(count, 3))
 
 
 def test_node_types_of_blocks(rng):

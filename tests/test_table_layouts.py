@@ -359,6 +359,31 @@ def test_nodes_are_split_by_time(tmp_path, capsys, model):
     assert f"column 'Seen': {name.rpartition('/')[2]}:62 has no time" in capsys.readouterr().err
 
 
+def test_typed_edges_have_times(tmp_path, capsys):
+    """Nodes see the edges of all types up to their own time, and those without times."""
+    files = generated("rgcn")
+    for name, column in (("nodes/item.csv", "Time"), ("edges/user-buys-item.csv", "time")):
+        header, *rows = files[name].splitlines()
+        lines = (f"{row},2024-01-{1 + i % 28:02d}" for i, row in enumerate(rows))
+        files[name] = "\n".join([f"{header},{column}", *lines])
+    files["edges/user-knows-user.csv"] = "src,dst\nu0,u1\nu1,u2\n"
+    source = str(write(tmp_path / "data", files))
+    data = load_relational(source)
+    times = np.unique(data.edge_time[data.rel == 0])
+    assert times.min() == 1704067200 and (np.diff(times) == 86400).all()
+    assert data.relation_names[0] == "user-buys-item"
+    assert (data.edge_time[data.rel == 1] == np.iinfo(np.int64).min).all()
+    assert "edges without times count as before all others" in " ".join(data.notices)
+    words = ["--data", source, "--epochs", "2", "--splits", "1", "--no-baseline", "--edge-time"]
+    words += ["--batch-size", "8", "--output", str(tmp_path / "out")]
+    assert cli.main(["train", "rgcn", *words]) == 0
+    assert "all edges up to each node's time" in capsys.readouterr().out
+    # One table of times that cannot be read leaves all edges without.
+    files["edges/user-knows-user.csv"] = "src,dst,time\nu0,u1,soon\n"
+    data = load_relational(str(write(tmp_path / "unread", files)))
+    assert data.edge_time is None and any("times are not used" in text for text in data.notices)
+
+
 def shuffled(text, keep=slice(None)):
     """Return a table with its rows in the opposite order, with some of the columns."""
     header, *rows = [line.split(",")[keep] for line in text.splitlines()]

@@ -241,6 +241,31 @@ def test_seeds_see_the_edges_up_to_their_time(config, undirected, rng):
         np.testing.assert_allclose(predicted, expected, **near)
 
 
+@pytest.mark.parametrize("config", [RGCNConfig, HGTConfig, SimpleHGNConfig])
+def test_seeds_see_the_facts_up_to_their_time(config, rng):
+    with jax.enable_x64(True):
+        dataset = make_typed_dataset()
+        times = {"edge_time": rng.integers(9, size=dataset.num_edges) * 10**12}
+        times |= {"node_time": rng.integers(-2, 11, dataset.num_nodes) * 10**12}
+        dataset = dataclasses.replace(dataset, **times)
+        small = settings(config, **ALL, edge_time=True)
+        split = Split(*np.split(np.arange(40), [20, 30]))
+        feed, _, model, seeds, batch = started(dataset, small, split, rng)
+        step = feed.logits(model, batch.graph, batch.inputs, None)
+        evaluated = feed.logits(model, feed.graph, feed.inputs, None)
+        predicted = TrainedModel(model, small).predict(dataset)
+        for seed, logits in zip(np.asarray(seeds).tolist(), step, strict=True):
+            if seed < 0:
+                continue
+            is_past = dataset.edge_time <= dataset.node_time[seed]
+            facts = {name: getattr(dataset, name)[is_past] for name in ("src", "rel", "dst")}
+            past = dataclasses.replace(dataset, **facts, edge_time=None)
+            graph = RECIPES[config.model].structure(past, small)
+            expected = model(graph, feed.inputs[0], deterministic=True)[seed]
+            for found in (logits, evaluated[seed], predicted[seed]):
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def in_time(rng, before: bool, count=600) -> GraphDataset:
     """Classes that the edges of nodes tell, which all come before their time, or after it."""
     dataset, time = easy(rng, count), rng.integers(100, 200, count)

@@ -165,19 +165,19 @@ def _inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.ndarray]:
     elif isinstance(dataset, GraphsDataset):
         means = _mean_matrix(dataset.src, dataset.dst, dataset.num_nodes)
     elif isinstance(dataset, RelationalDataset):
-        ends = dataset.src, dataset.dst
+        src, dst, times = dataset.src, dataset.dst, dataset.edge_time
         if getattr(config, "direction", "") != "directed":
-            ends = np.concatenate(ends), np.concatenate(ends[::-1])
-        means = _mean_matrix(*ends, dataset.num_nodes)
+            src, dst = np.append(src, dst), np.append(dst, src)
+            times = None if times is None else np.append(times, times)
+        src, dst = _past_edges(dataset, config, src, dst, times)
+        means = _mean_matrix(src, dst, dataset.num_nodes)
     else:
         assert isinstance(dataset, GraphDataset)
         graph = graph_of(dataset, config)
         src, dst = np.asarray(graph.cols), np.asarray(graph.rows)
-        if getattr(config, "edge_time", False):
-            # Sources no later than their edge's destination keep means of means in its past, too.
-            edge_time, node_time = cast(np.ndarray, dataset.edge_time), cast(Any, dataset.node_time)
-            times = np.maximum(edge_time[np.asarray(graph.edge_ids)], node_time[src])
-            src, dst = (ids[times <= node_time[dst]] for ids in (src, dst))
+        times = dataset.edge_time
+        times = None if times is None else times[np.asarray(graph.edge_ids)]
+        src, dst = _past_edges(dataset, config, src, dst, times)
         means = _mean_matrix(src, dst, dataset.num_nodes)
     inputs = with_means(x, means, dataset.num_nodes)
     if isinstance(dataset, GraphsDataset):  # a graph has the mean of its nodes
@@ -186,6 +186,18 @@ def _inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.ndarray]:
         pool = _mean_matrix(*ends, dataset.num_graphs, dataset.num_nodes)
         inputs = {name: pool @ z for name, z in inputs.items()}
     return inputs
+
+
+def _past_edges(
+    dataset: NodeDataset, config: TrainConfig, src: Any, dst: Any, times: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edges up to the times of their destinations, if the settings ask for them."""
+    if not getattr(config, "edge_time", False):
+        return src, dst
+    # Sources no later than their edge's destination keep means of means in its past, too.
+    node_time = cast(np.ndarray, dataset.node_time)
+    is_past = np.maximum(times, node_time[src]) <= node_time[dst]
+    return src[is_past], dst[is_past]
 
 
 def _mean_matrix(

@@ -15,10 +15,12 @@ from flax_layers import gcn_norm
 from flax_layers._base import inverse_root
 from flax_layers.training.config.nodes import SampledConfig
 from flax_layers.training.types import Model, PyTree
-from jax_gnn import Graph
-from jax_gnn.datasets import GraphDataset, NodeDataset
+from jax_gnn import Graph, RelationalGraph
+from jax_gnn.datasets import GraphDataset, NodeDataset, RelationalDataset
 from jax_gnn.extend import take
 from jax_gnn.sampling import Blocks, EdgeTime, sample_neighbors
+
+Structure = Graph | RelationalGraph
 
 CHUNK_EDGES = 2**20  # of an evaluation: a graph of fewer is evaluated at once
 MAX_EVALUATED = 2**24  # edges of an evaluation in which all nodes see all of their past
@@ -81,12 +83,14 @@ def inputs_of(
     if not getattr(config, "edge_time", False):
         scales = {"node_scale": gcn_norm(graph, *weights)} if config.model == "gcn" else {}
         return Inputs(x, edge_options, scales)
-    assert isinstance(dataset, GraphDataset)
+    assert isinstance(dataset, GraphDataset | RelationalDataset)
+    assert dataset.edge_time is not None and dataset.node_time is not None
     times = np.concatenate([dataset.edge_time, dataset.node_time])
     # Only the order of times counts, and their ranks are int32.
     ranks = np.unique(times, return_inverse=True)[1].astype(np.int32)
     edge_ranks, node_ranks = np.split(ranks, [dataset.num_edges])
-    edge_time = EdgeTime.from_times(graph, graph.edge_values(edge_ranks))
+    # Edges from nodes to themselves have always been there.
+    edge_time = EdgeTime.from_times(graph, graph.edge_values(edge_ranks, -1))
     sums = None
     if weights and config.model == "gcn":
         totals = np.cumsum(np.asarray(weights[0], np.float64)[np.asarray(edge_time.order)])
@@ -118,7 +122,7 @@ def _drawn_fanouts(config: SampledConfig, graph: Any) -> tuple[int, ...]:
     return tuple(_most(graph) if n < 0 else n for n in config.layer_fanouts)
 
 
-def evaluation_fanouts(config: SampledConfig, graph: Graph) -> tuple[int, ...]:
+def evaluation_fanouts(config: SampledConfig, graph: Structure) -> tuple[int, ...]:
     """Return the edges that an evaluation up to nodes' times draws: all if they are not too many.
 
     Others are those of the settings.
@@ -129,7 +133,7 @@ def evaluation_fanouts(config: SampledConfig, graph: Graph) -> tuple[int, ...]:
     return everything if few else drawn
 
 
-def evaluation_text(config: SampledConfig, graph: Graph) -> str:
+def evaluation_text(config: SampledConfig, graph: Structure) -> str:
     """Return what an evaluation up to nodes' times sees."""
     fanouts = evaluation_fanouts(config, graph)
     if fanouts[0] == _most(graph) and len({*fanouts}) == 1:
@@ -206,7 +210,7 @@ class Neighborhoods:
             edges["edge_weight"] = tuple(a * jnp.asarray(b, a.dtype) for a, b in pairs)
         return Inputs(blocks.node_values(x), edges, nodes)
 
-    def past_logits(self, model: Model, graph: Graph, inputs: Inputs) -> Array:
+    def past_logits(self, model: Model, graph: Structure, inputs: Inputs) -> Array:
         """Return logits of nodes, each of which sees the edges up to its own time.
 
         The nodes are computed in chunks of one shape, whose edges are drawn by a fixed key.
@@ -235,7 +239,7 @@ def predict_past(
     model: Any,
     dataset: NodeDataset,
     config: SampledConfig,
-    graph: Graph,
+    graph: Structure,
     x: PyTree,
     *weights: Array,
 ) -> Array:
@@ -245,7 +249,7 @@ def predict_past(
     graphdef, state = nnx.split(model)
 
     @jax.jit
-    def logits(state: PyTree, graph: Graph, inputs: Inputs) -> Array:
+    def logits(state: PyTree, graph: Structure, inputs: Inputs) -> Array:
         return neighborhoods.past_logits(nnx.merge(graphdef, state), graph, inputs)
 
     result: Array = logits(state, graph, inputs)

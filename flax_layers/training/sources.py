@@ -131,8 +131,9 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     if (features := getattr(dataset, "edge_features", None)) is not None:
         yield ["edge features", f"{features.shape[1]:,}, used by gine and gatedgcn"]
     if getattr(dataset, "edge_time", None) is not None:
-        seen = ", with --batch-size by --edge-time" * (dataset.node_time is not None)
-        yield ["edge times", f"used by --task link, which splits edges by them{seen}"]
+        uses = ["--task link, which splits edges by them"] * isinstance(dataset, GraphDataset)
+        uses += ["--batch-size with --edge-time"] * (dataset.node_time is not None)
+        yield ["edge times", f"used by {'; by '.join(uses)}" if uses else "not used"]
     if dataset.node_time is not None:
         yield [
             f"{dataset.example} times",

@@ -31,6 +31,8 @@ from jax_gnn.datasets._table_files import (
     number_ends,
 )
 
+_ALWAYS = np.iinfo(np.int64).min  # time of nodes and edges without times beside others
+
 
 def load_csv(
     path: str | os.PathLike[str],
@@ -154,12 +156,13 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     recipes = settings.plan.get("types", {})
     files, edge_files = type_tables(folder / "nodes"), type_tables(folder / "edges")
     memory = Memory(*files.values(), *edge_files.values())
-    edges = [
-        EdgeTable.read(file, settings, ends=_ends_of(folder, stem, [*files]))
-        for stem, file in edge_files.items()
-    ]
+    edges, unit = list[EdgeTable](), ""
+    for stem, file in edge_files.items():
+        ends = _ends_of(folder, stem, [*files])
+        edges.append(EdgeTable.read(file, settings, ("time",), ends, unit))
+        unit = unit or edges[-1].unit
     nodes = {
-        kind: NodeTable.read(file, memory, settings, recipes.get(kind), kind=kind)
+        kind: NodeTable.read(file, memory, settings, recipes.get(kind), kind=kind, unit=unit)
         for kind, file in files.items()
     }
     labelled = [kind for kind, table in nodes.items() if not table.is_unlabelled.all()]
@@ -175,8 +178,18 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     target = nodes[labelled[0]] if labelled else None
     predicted, node_time = settings.plan.get("predicted", labelled[0] if labelled else None), None
     if predicted in nodes and (times := nodes[predicted].time) is not None:
-        node_time = np.full(sum(sizes), np.iinfo(np.int64).min)  # others have always been there
+        node_time = np.full(sum(sizes), _ALWAYS)
         node_time[first[predicted] : first[predicted] + len(times)] = times
+    timed = [table for table in edges if "time" in table.roles]
+    edge_time = None
+    if timed and all(table.time is not None for table in timed):
+        edge_time = np.full(sum(len(ids[0]) for ids in pairs), _ALWAYS)
+        starts = np.cumsum([0, *(len(ids[0]) for ids in pairs)])
+        for start, edge_table in zip(starts, edges, strict=False):
+            if edge_table.time is None:
+                edge_table.notices.append("edges without times count as before all others")
+            else:
+                edge_time[start : start + len(edge_table.time)] = edge_table.time
     missing = -1 if target is None or target.label_names is not None else np.nan
     with errors_in(folder):
         splits: dict[str, Any] = {}
@@ -194,6 +207,7 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
             dst=dst,
             rel=np.repeat(np.arange(len(edges)), [len(ids[0]) for ids in pairs]),
             relation_names=tuple(edge_files),
+            edge_time=edge_time,
             node_type=np.repeat(np.arange(len(nodes)), sizes),
             node_type_names=tuple(nodes),
             node_names=tuple(str(name) for kind in nodes for name in names[kind].tolist()),

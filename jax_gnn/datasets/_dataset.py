@@ -181,6 +181,14 @@ class NodeDataset:
             features = check_features("edge_features", self.edge_features, places.size, "edges")  # type: ignore[attr-defined]
             self._set("edge_features", features[np.unique(places, return_index=True)[1]])
 
+    def _set_edge_time(self, places: np.ndarray, num_edges: int) -> None:
+        """Check times of edges, and keep the earliest of repetitions."""
+        if getattr(self, "edge_time", None) is not None:
+            times = check_times("edge_time", self.edge_time, places.size)  # type: ignore[attr-defined]
+            earliest = np.full(num_edges, np.iinfo(np.int64).max)
+            np.minimum.at(earliest, places, times)
+            self._set("edge_time", earliest)
+
     def _check_split(self, field: str, ndim: int = 1) -> None:
         if getattr(self, field) is None:
             return
@@ -321,11 +329,7 @@ class GraphDataset(NodeDataset):
             weight = check_features("edge_weight", weight[:, None], places.size, "edges")[:, 0]
             self._set("edge_weight", np.zeros(self.src.size, np.float32))
             np.add.at(self.edge_weight, places, weight)
-        if self.edge_time is not None:
-            times = check_times("edge_time", self.edge_time, places.size)
-            earliest = np.full(self.src.size, np.iinfo(np.int64).max)
-            np.minimum.at(earliest, places, times)
-            self._set("edge_time", earliest)
+        self._set_edge_time(places, self.src.size)
 
     @property
     def num_edges(self) -> int:
@@ -443,6 +447,7 @@ class RelationalDataset(NodeDataset):
         dst: ``(num_edges,)`` int32, the destination of each edge.
         num_relations: number of relations, those without edges included.
         relation_names: a name for each relation.
+        edge_time: ``(num_edges,)`` int64, of repetitions the earliest; None if edges have no times.
         node_type: ``(num_nodes,)`` int32, the type of each node; -1 is none.
         node_type_names: a name for each type.
         x_by_type: features by the name of a type, ``(nodes of the type, features)`` float32, rows
@@ -460,6 +465,7 @@ class RelationalDataset(NodeDataset):
     dst: np.ndarray
     num_relations: int
     relation_names: tuple[str, ...] | None = None
+    edge_time: np.ndarray | None = None
     node_type: np.ndarray | None = None
     node_type_names: tuple[str, ...] | None = None
     x_by_type: Mapping[str, np.ndarray] | None = None
@@ -493,6 +499,7 @@ class RelationalDataset(NodeDataset):
         # Splits name edges by their position before the sort.
         places = np.empty(src.size, np.int32)
         places[order] = np.cumsum(is_first) - 1
+        self._set_edge_time(places, self.src.size)
         parts = "train_edges", "val_edges", "test_edges"
         for part in parts:
             if getattr(self, part) is not None:

@@ -30,7 +30,7 @@ from jax_gnn.datasets._dataset import (
 
 _CSR = ("x_data", "x_indices", "x_indptr", "x_shape")
 _RELATIONAL = {"relation_names", "node_names", "node_names_utf8", "class_names", "node_type"}
-_RELATIONAL |= {"node_time", "node_type_names", "x", "y", "y_multilabel"}
+_RELATIONAL |= {"edge_time", "node_time", "node_type_names", "x", "y", "y_multilabel"}
 
 Dataset = TypeVar("Dataset", bound=NodeDataset)
 

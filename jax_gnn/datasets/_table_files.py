@@ -328,8 +328,12 @@ class EdgeTable(FileTable):
         options: TableOptions,
         uses: Sequence[str] = (),
         ends: tuple[str, str] = ("", ""),
+        unit: str = "",
     ) -> EdgeTable:
-        """Read a table of edges between two types; `uses` are roles of columns besides ends."""
+        """Read a table of edges between two types.
+
+        `uses` are roles of columns besides ends, `unit` is that of the times of other tables.
+        """
         words = end_words(*ends)
 
         def roles_of(columns: Sequence[str]) -> dict[str, str]:
@@ -356,11 +360,11 @@ class EdgeTable(FileTable):
                 self.weight, self.details[name] = self.rounded(name, values), f"edge weights{how}"
             if name := self.roles.get("time", ""):
                 try:
-                    self.read_times()
+                    self.read_times(unit)
                     self.details[name] = f"edge times, {self.unit}"
                 except ValueError as error:  # such as of durations
                     self.notices.append(f"{error}; times are not used")
-            if uses:
+            if uses and not any(ends):  # edges between types have no features
                 self._read_features({*self.roles.values(), *options.ignore})
         return self
 

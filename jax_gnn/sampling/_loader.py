@@ -230,7 +230,7 @@ def neighbor_batches(
         raise TypeError("graph must be of the host: build it inside jax_gnn.host_arrays()")
     nodes = arguments.check_ids("seeds", seeds)
     batch_size = check_positive("batch_size", batch_size)
-    rule = parse_rule(edges, edge_probability, edge_time)
+    rule = parse_rule(graph, edge_probability, edge_time)
     times = check_seed_time(rule, seed_time, len(nodes))
     if not all(isinstance(a, np.ndarray) for a in jax.tree.leaves((rule, times))):
         raise TypeError("edge_probability, edge_time and seed_time must be of numpy")

@@ -21,7 +21,7 @@ from jax_gnn._ops.sample_block.api import BlockOptions, block, uniform, weighted
 from jax_gnn._ops.sample_block.primitive import BlockOperands
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import _time, _weights
 from jax_gnn.sampling._blocks import Blocks, source_seeds
 from jax_gnn.sampling._compile import jit
@@ -129,7 +129,7 @@ def sample_neighbors(
     Raises:
         ValueError: A number or a length does not fit, a relation or a node type is none of the
             graph's, the graph is bipartite, or times are given for edges or seeds alone, or
-            together with weights, fanouts by relation or a ``self_relation``.
+            together with weights or fanouts by relation.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -141,18 +141,13 @@ def sample_neighbors(
         seeds, graph = join_seeds(graph, seeds), graph.relational
     edges, types, relations, by_layer = parse_graph(graph, fanouts)
     disjoint = arguments.check_flag("disjoint", disjoint)
-    rule = parse_rule(edges, edge_probability, edge_time)
+    rule = parse_rule(graph, edge_probability, edge_time)
     arrays = jax.tree.leaves((edges.indptr, edges.cols, types, rule))
     on_host = namespace(*arrays) is np and not is_traced(key)
     on_host &= not any(isinstance(array, jax.Array) for array in (seeds, seed_time))
     nodes = arguments.check_ids("seeds", seeds, traced=not on_host)
     num_seeds = nodes.shape[0]
     limits = check_seed_time(rule, seed_time, num_seeds)
-    if limits is not None and relations is not None and relations.self_relation:
-        raise ValueError(
-            "graph must have no self_relation where edge_time is given, as these edges have no "
-            "time, got self_relation=True"
-        )
     if limits is not None and any(not isinstance(fanout, int) for fanout in by_layer):
         raise ValueError(
             f"fanouts must be numbers over all relations where edge_time is given, got {fanouts!r}"
@@ -273,7 +268,7 @@ def check_homogeneous(graph: Any) -> Graph:
     return edges
 
 
-def parse_rule(graph: Graph, edge_probability: object, edge_time: object) -> Rule:
+def parse_rule(graph: Graph | RelationalGraph, edge_probability: object, edge_time: object) -> Rule:
     """Return the rule by which edges are drawn, from weights, times or neither."""
     if edge_probability is not None and edge_time is not None:
         raise ValueError(
@@ -281,7 +276,7 @@ def parse_rule(graph: Graph, edge_probability: object, edge_time: object) -> Rul
             f"as likely, got {arguments.described(edge_probability)}"
         )
     if edge_probability is not None:
-        return _weights.edge_probability("edge_probability", edge_probability, graph)
+        return _weights.edge_probability("edge_probability", edge_probability, edges_of(graph))
     if edge_time is not None:
         return _time.edge_time("edge_time", edge_time, graph)
     return None

@@ -17,7 +17,7 @@ from jax_gnn._core.ids import as_signed, is_traced, namespace, search_rows, take
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling._compile import jit
 from jax_gnn.sampling._rows import as_nodes, check_edges, row_bounds, values_at
 
@@ -53,20 +53,22 @@ class EdgeTime:
         Args:
             graph: the graph of the edges.
             times: ``(num_edges,)`` real numbers in the graph's order. They are converted to JAX's
-                dtype for theirs; without 64 bits that is int32 or float32.
+                dtype for theirs; without 64 bits that is int32 or float32. Edges of a
+                ``self_relation`` have none: theirs are replaced by the largest number.
 
         Raises:
             TypeError: ``graph`` is something else, or ``times`` are no real numbers.
             ValueError: The shape does not fit, or a time is NaN or has no exact JAX dtype.
         """
-        return edge_time("times", times, check_edges(graph))
+        check_edges(graph)
+        return edge_time("times", times, graph)
 
     def in_degrees(
         self, graph: Graph | RelationalGraph, nodes: ArrayLike, times: ArrayLike
     ) -> Array:
         """Return the number of edges into each node that are no later than a time.
 
-        Works inside ``jax.jit`` as well.
+        Edges of a ``self_relation`` do not count. Works inside ``jax.jit`` as well.
 
         Args:
             graph: the graph whose edges were sorted.
@@ -87,7 +89,7 @@ class EdgeTime:
             Array([1, 2, 0], dtype=int32)
         """
         edges = check_edges(graph)
-        checked = edge_time("graph", self, edges)
+        checked = edge_time("graph", self, graph)
         ids = arguments.check_ids("nodes", nodes, traced=True)
         limits = check_limits("times", times, "len(nodes)", ids.shape[0], checked)
         indptr = jnp.asarray(as_signed(edges.indptr))
@@ -127,14 +129,21 @@ def check_limits(name: str, limits: object, size_name: str, size: int, of: EdgeT
     return checked.astype(dtype)
 
 
-def edge_time(name: str, times: object, graph: Graph) -> EdgeTime:
+def edge_time(name: str, times: object, graph: Graph | RelationalGraph) -> EdgeTime:
     """Return sorted times from times or from an :class:`EdgeTime`; in numpy if the graph is."""
-    count = graph.num_edges
+    rows, count = edges_of(graph).rows, graph.num_edges
     if not isinstance(times, EdgeTime):
         checked = check_times(name, times, "num_edges", count)
-        if namespace(graph.rows) is np and not isinstance(times, jax.Array):
-            return _sort(graph.rows, checked)
-        return _compiled_sort(as_signed(graph.rows), checked)
+        if isinstance(graph, RelationalGraph) and graph.self_relation:
+            # The last edge of a row by relation is the last by time, too: draws leave it out.
+            xp = namespace(graph.edge_types, checked)
+            is_float = jnp.issubdtype(checked.dtype, np.floating)
+            latest = xp.inf if is_float else xp.iinfo(checked.dtype).max
+            is_self = graph.edge_types == graph.num_relations - 1
+            checked = xp.where(is_self, xp.asarray(latest, checked.dtype), checked)
+        if namespace(rows) is np and not isinstance(times, jax.Array):
+            return _sort(rows, checked)
+        return _compiled_sort(as_signed(rows), checked)
     shapes = [getattr(array, "shape", None) for array in (times.order, times.times)]
     if shapes != [(count,), (count,)] or not jnp.issubdtype(times.order.dtype, np.integer):
         raise ValueError(

@@ -24,26 +24,7 @@ from flax_layers.training.config.settings import COUNT, WHOLE, setting
 _PLANETOID: Defaults = {"input_dropout_rate": 0.5, "feature_normalization": "row"}
 
 
-class _GraphConfig(SampledConfig):
-    """Settings of all models of a graph's nodes.
-
-    Raises:
-        ValueError: A value is out of range, or `edge_time` is set without a `batch_size`.
-    """
-
-    edge_time: bool = setting(
-        False,
-        "data",
-        "with --batch-size: a node sees only the edges up to its own time, in training and after",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.edge_time and not self.batch_size:
-            raise ValueError("edge_time needs a batch_size, the nodes of a step")
-
-
-class _WeightedConfig(_GraphConfig):
+class _WeightedConfig(SampledConfig):
     """Settings of models of graphs whose edges may have weights."""
 
     published: ClassVar[Mapping[str, Defaults]] = {"planetoid": _PLANETOID}
@@ -88,7 +69,7 @@ class SAGEConfig(_WeightedConfig):
     project: bool = setting(False, "model", "a linear map and ReLU before each aggregation")
 
 
-class GATConfig(_GraphConfig, HeadsConfig):
+class GATConfig(SampledConfig, HeadsConfig):
     """Settings of a `flax_layers.GAT`; those published for Planetoid's are Veličković et al.'s."""
 
     model: ClassVar[str] = "gat"

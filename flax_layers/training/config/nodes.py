@@ -116,8 +116,8 @@ class SampledConfig(TrainConfig):
     """Settings of trainings whose steps are on the whole graph, or on batches of seed nodes.
 
     Raises:
-        ValueError: A value is out of range, or `fanouts` are set without a `batch_size`, or are not
-            one for each layer.
+        ValueError: A value is out of range, or `fanouts`, `disjoint` or `edge_time` are set without
+            a `batch_size`, or fanouts are not one for each layer.
     """
 
     direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
@@ -138,6 +138,11 @@ class SampledConfig(TrainConfig):
     disjoint: bool = setting(
         False, "training", "with --batch-size: neighbourhoods of two nodes share no rows"
     )
+    edge_time: bool = setting(
+        False,
+        "data",
+        "with --batch-size: a node sees only the edges up to its own time, in training and after",
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.fanouts, list):  # JSON of a checkpoint has no tuples
@@ -147,8 +152,9 @@ class SampledConfig(TrainConfig):
             raise ValueError(
                 f"fanouts need a batch_size, the nodes of a step, got fanouts={self.fanouts} alone"
             )
-        if self.disjoint and not self.batch_size:
-            raise ValueError("disjoint needs a batch_size, the nodes of a step")
+        for name in ("disjoint", "edge_time"):
+            if getattr(self, name) and not self.batch_size:
+                raise ValueError(f"{name} needs a batch_size, the nodes of a step")
         if self.fanouts and len(self.fanouts) != self.num_layers:
             raise ValueError(
                 f"fanouts must be one for each of num_layers = {self.num_layers} layers, got "
