@@ -101,6 +101,7 @@ class _MLPLayer(ProgramLayer):
         x: NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
+        edge_weight: ArrayLike | None = None,
         node_mask: ArrayLike | None = None,
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
@@ -114,6 +115,8 @@ class _MLPLayer(ProgramLayer):
                 the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_features: Features of edges, ``(num_edges, *batch, edge_in_features)``, in the
                 graph's order (`Graph.edge_values`).
+            edge_weight: Factors of the messages, ``(num_edges, *batch)``, of a `GINEConv`; None
+                means 1.
             node_mask: ``(num_src,)`` bool, which nodes are no padding, such as
                 `jax_gnn.Batch.node_mask`: the others do not count in statistics of batch norms. Of
                 a pair x, nodes are destinations. None means all.
@@ -121,7 +124,8 @@ class _MLPLayer(ProgramLayer):
                 None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout in `mlp`; None means that of `mlp` itself.
         """
-        y = super().__call__(graph, x, edge_features)
+        weights: Any = {} if edge_weight is None else {"edge_weight": edge_weight}
+        y = super().__call__(graph, x, edge_features, **weights)
         mask = None
         if node_mask is not None:
             count = graph.num_dst if isinstance(x, tuple) else num_rows(graph)
@@ -149,6 +153,7 @@ def _gine(
     x_src: Node,
     x_dst: Node,
     edge_features: Edge,
+    edge_weight: Edge = axes(optional=True, exact=True),
     *,
     eps: float,
     learned_eps: Any = axes(init="eps", when="learn_eps"),
@@ -156,6 +161,7 @@ def _gine(
 ) -> Any:
     e = edge_features if edge is None else edge(edge_features)
     m = jax.nn.relu(summed(g.src(x_src), e))
+    m = m if edge_weight is None else edge_weight.astype(m.dtype) * m
     return (1 + (eps if learned_eps is None else learned_eps)) * x_dst + g.sum(m)
 
 

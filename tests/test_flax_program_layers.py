@@ -509,6 +509,24 @@ def test_han_equals_pyg(rng: np.random.Generator) -> None:
         )
 
 
+def test_weights_of_messages(rng):
+    """A message of weight 2 is that of two edges."""
+    (src, dst), weight = rng.integers(9, size=(2, 20)), rng.integers(1, 4, 20)
+    ids = np.repeat(np.arange(20), weight)
+    conv = layers.GINEConv(4, 8, edge_in_features=3, rngs=nnx.Rngs(0))
+    x, attr = (rng.normal(size=shape).astype(np.float32) for shape in ((9, 4), (20, 3)))
+    once = Graph.from_edges(src, dst, num_nodes=9)
+    repeated = Graph.from_edges(src[ids], dst[ids], num_nodes=9)
+    weights = once.edge_values(weight.astype(np.float32))
+    y = conv(once, x, once.edge_values(attr), edge_weight=weights)
+    want = conv(repeated, x, repeated.edge_values(attr[ids]))
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+    with pytest.raises(TypeError, match="edge_weight must be an input of the program"):
+        layers.GENConv(4, 8, rngs=nnx.Rngs(0))(once, x, edge_weight=weights)
+    with pytest.raises(ValueError, match=r"edge_weight must have shape \(num_edges, ..., \) = "):
+        conv(once, x, once.edge_values(attr), edge_weight=weights[:3])
+
+
 @pytest.mark.parametrize("norm", [None, "batch_norm", "layer_norm", "graph_norm"])
 @pytest.mark.parametrize("has_conv", [True, False])
 def test_gps_equals_pyg(rng: np.random.Generator, norm: str | None, has_conv: bool) -> None:

@@ -111,12 +111,14 @@ def test_of_all_edges_a_step_is_that_of_the_whole_graph(config, make, rng):
         np.testing.assert_array_equal(batch.y[valid], data.y[seeds[valid]])
 
 
-def test_sums_are_those_of_all_edges_on_average(rng):
+@pytest.mark.parametrize("kind", [GINConfig, GINEConfig])
+def test_sums_are_those_of_all_edges_on_average(kind, rng):
     # The mean of sampled sums of weights is the sum over all edges.
     dataset = make_graph_dataset()
     weight = rng.uniform(1, 2, len(dataset.src)).astype(np.float32)
     dataset = dataclasses.replace(dataset, edge_weight=weight)
-    config = settings(GINConfig, batch_size=40, fanouts=(2,), num_layers=1, edge_weight=True)
+    options = {"edge_weight": True} if kind is GINConfig else {}
+    config = settings(kind, batch_size=40, fanouts=(2,), num_layers=1, **options)
     split = Split(*np.split(np.arange(40), [20, 30]))
     feed = SampledNodes(dataset, config, [split])
     data = feed.start(config, split, 0)
@@ -130,7 +132,9 @@ def test_sums_are_those_of_all_edges_on_average(rng):
 
     keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), 2000)
     samples = np.asarray(jax.lax.map(sums, keys, batch_size=100), np.float64)
-    weights = np.asarray(feed.inputs[1]["edge_weight"], np.float64)
+    weights = np.ones(feed.graph.num_edges)
+    if kind is GINConfig:
+        weights = np.asarray(feed.inputs[1]["edge_weight"], np.float64)
     expected = np.bincount(np.asarray(feed.graph.rows), weights, 40)
     # Six standard errors of the mean: a false alarm in 10^8 runs.
     error = samples.std(0) / np.sqrt(len(keys))

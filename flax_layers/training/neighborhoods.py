@@ -160,7 +160,7 @@ class Neighborhoods:
     @classmethod
     def of(cls, config: SampledConfig, graph: Any) -> Neighborhoods:
         """Return those of a training."""
-        sums = config.model in ("gcn", "gin") or getattr(config, "reduce", "") == "sum"
+        sums = config.model in ("gcn", "gin", "gine") or getattr(config, "reduce", "") == "sum"
         return cls(_drawn_fanouts(config, graph), config.disjoint, sums, config.model == "gcn")
 
     def evaluating(self, config: SampledConfig, graph: Any) -> Neighborhoods:
