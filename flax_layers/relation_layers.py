@@ -272,7 +272,7 @@ def _heat(
     ends = joined(g.dst(x_dst), g.src(x_src), slope(g.relation(embedding)), e)
     share = dropout(g, g.softmax(slope(ends @ attention)))
     y = g.sum(share[:, None] * value(joined(g.src(x_src), e))[None])
-    y = y + x_dst if self_weight else y
+    y = y + x_dst[None] if self_weight else y
     return y.reshape(-1) if concat else y.mean(0)
 
 

@@ -830,6 +830,7 @@ def test_prediction_on_other_data(checkpoint):
         dataset,
         src=np.concatenate([dataset.src, 40 + dataset.src]),
         dst=np.concatenate([dataset.dst, 40 + dataset.dst]),
+        edge_features=np.concatenate([dataset.edge_features] * 2),
         num_nodes=80,
         x=np.concatenate([dataset.x, dataset.x]),
         y=np.concatenate([dataset.y, np.full(40, -1)]),

@@ -111,6 +111,7 @@ def test_dropout_differs_by_device():
         src=np.r_[half, half + 20],
         dst=np.r_[half, half + 20],
         x=np.ones((40, 6)),
+        edge_features=None,
     )
     config = settings("gcn", dropout_rate=0.5)
     feed = SplitGraph(dataset, config, 2, np.repeat([0, 1], 20))
