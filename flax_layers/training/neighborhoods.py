@@ -80,7 +80,7 @@ def inputs_of(
     """
     name = "edge_weight" if config.edge_in_features is None else "edge_features"
     edge_options = {name: weights[0]} if weights else {}
-    if not getattr(config, "edge_time", False):
+    if not config.edge_time:
         scales = {"node_scale": gcn_norm(graph, *weights)} if config.model == "gcn" else {}
         return Inputs(x, edge_options, scales)
     assert isinstance(dataset, GraphDataset | RelationalDataset)

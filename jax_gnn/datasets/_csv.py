@@ -171,7 +171,7 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
             f"{folder} has labels of {' and '.join(labelled)}: call those of all but one otherwise"
         )
     names, pairs = number_ends(nodes, edges)
-    rows = [*zip(edges, pairs, strict=True)]
+    rows, counts = [*zip(edges, pairs, strict=True)], [len(ids[0]) for ids in pairs]
     sizes = [len(table.y) for table in nodes.values()]
     first = dict(zip(nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
     x_by_type = {kind: x for kind, table in nodes.items() if (x := table.features.x) is not None}
@@ -183,8 +183,8 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     timed = [table for table in edges if "time" in table.roles]
     edge_time = None
     if timed and all(table.time is not None for table in timed):
-        edge_time = np.full(sum(len(ids[0]) for ids in pairs), _ALWAYS)
-        starts = np.cumsum([0, *(len(ids[0]) for ids in pairs)])
+        edge_time = np.full(sum(counts), _ALWAYS)
+        starts = np.cumsum([0, *counts])
         for start, edge_table in zip(starts, edges, strict=False):
             if edge_table.time is None:
                 edge_table.notices.append("edges without times count as before all others")
@@ -205,7 +205,7 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
             num_relations=len(edges),
             src=src,
             dst=dst,
-            rel=np.repeat(np.arange(len(edges)), [len(ids[0]) for ids in pairs]),
+            rel=np.repeat(np.arange(len(edges)), counts),
             relation_names=tuple(edge_files),
             edge_time=edge_time,
             node_type=np.repeat(np.arange(len(nodes)), sizes),

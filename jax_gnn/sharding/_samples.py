@@ -42,8 +42,9 @@ from jax_gnn.sampling._neighbors import (
     check_fanouts,
     draw_edges,
     layer_sizes,
+    with_all_neighbors,
 )
-from jax_gnn.sampling._relational import Relations, check_relation_fanouts, is_sequence, total
+from jax_gnn.sampling._relational import Relations, check_relation_fanouts, total
 from jax_gnn.sampling._rows import Ids, as_nodes, check_positive
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 
@@ -351,9 +352,7 @@ def neighbor_batches(
         name: arguments.check_flag(name, flag)
         for name, flag in (("replace", replace), ("tree", tree), ("disjoint", disjoint))
     }
-    if is_sequence(fanouts) and any(isinstance(n, int) and n == -1 for n in fanouts):
-        most = max(1, int(jnp.diff(edges.indptr, axis=1).max()))
-        fanouts = [most if isinstance(n, int) and n == -1 else n for n in fanouts]
+    fanouts = with_all_neighbors(fanouts, edges)
     relations = Relations.from_graph(part) if isinstance(part, RelationalPart) else None
     if isinstance(part, RelationalPart):
         by_layer = check_relation_fanouts("fanouts", fanouts, part)

@@ -117,7 +117,7 @@ class TileCodegen(TileInstructions):
         program = self.program
         for step in program.instructions:  # before rows are written, which takes much longer
             if step.name == "dot" and self.plan.method(step) == "tensor":
-                self._check_matrix(step)
+                self._matrix_layout(step)
         # In the order of the program, so that gradients follow the rows that they need. Results are
         # stored as soon as they are known: their registers are free again.
         ready: dict[int, list[int]] = {}

@@ -213,16 +213,18 @@ class TileInstructions(TileRows):
             self._moved[key] = self._product(step, row, first, stop - start)
         return self._row_text(self._moved[key], step.dtype.name, indices - start, wide)
 
-    def _check_matrix(self, step: Instruction) -> None:
-        """Raise Infeasible for a product whose matrix is not shared, or not read from memory."""
+    def _check_shared(self, step: Instruction) -> None:
         left, right = step.operands
         if self.program.varies[right] or not self.program.varies[left]:
             raise Infeasible("a product whose matrix is not shared")
-        if self.plan.method(step) == "tensor":
-            if self.plan.exact and not on_tensor_cores(self.program, step):
-                inner = dot_sizes(self.program, step)[0]
-                raise Infeasible(f"a product of {inner} terms in an order of its own")
-            matrix_layout(self.program, step)
+
+    def _matrix_layout(self, step: Instruction) -> tuple[int, ...]:
+        """Return the layout of the matrix of a product on tensor cores, see `matrix_layout`."""
+        self._check_shared(step)
+        if self.plan.exact and not on_tensor_cores(self.program, step):
+            inner = dot_sizes(self.program, step)[0]
+            raise Infeasible(f"a product of {inner} terms in an order of its own")
+        return matrix_layout(self.program, step)
 
     def _product(self, step: Instruction, row: int, first: int, count: int) -> Rows:
         """Return columns of the product of a row of the left operand.
@@ -233,7 +235,7 @@ class TileInstructions(TileRows):
             first: The first column, a multiple of eight.
             count: The number of columns.
         """
-        self._check_matrix(step)
+        self._check_shared(step)
         left = step.operands[0]
         inner, columns = dot_sizes(self.program, step)
         indices, places = row * inner + np.arange(inner), first + np.arange(count)
@@ -242,7 +244,7 @@ class TileInstructions(TileRows):
             return self._scalar_product(step, row * columns + places)
         if method == "quad":
             return self._few_columns(step, indices, columns)
-        array, *strides = matrix_layout(self.program, step)
+        array, *strides = self._matrix_layout(step)
         precise = "true" if self.precise else "false"
         start, down, across, *groups = strides
         key = array, start, down, across, *groups, inner, columns
