@@ -147,6 +147,7 @@ def _main(data: str, published: str, width: str, *patterns: str) -> None:
         data=Path(data) if data else None,
         published=Path(published) if published else None,
         patterns=patterns,
+        timer="queue",  # JAX's profiler finds no kernels beside ncu
     )
     calls = _candidates(settings, int(width))
     graph, name, call = next(calls)

@@ -6,7 +6,10 @@ a quarter as many rows as it has; one device alone has a graph of that size to i
 scaling they share a twin of Reddit2, split by each method. On GPUs rows are also sent by the copy
 engines. Peers are the same model over a mesh that splits arrays of nodes and edges, which JAX's
 partitioner makes of it, here and in plain JAX.
-Losses must be the same. Steps take turns; several are one program, as in training.
+Losses must be the same. Steps take turns; several are one program, as in training. The case
+``layers``, which is run if it is asked for, is weak scaling of GCN, GraphSAGE, GAT and R-GCN of
+width 256 over hidden communities, one for each device, with a tenth of the edges between them, from
+a tenth of the nodes: `shard_graph` finds the parts.
 
 Of wide features, the same model has these on the devices or on the host, by `HostRows`. The case
 ``large`` needs `LARGE` times what one GPU has; it is run if it is asked for, and wants twice that
@@ -20,7 +23,9 @@ Experts are the groups of a `segment_matmul`, split over the devices, beside JAX
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +42,11 @@ NODES, EDGES, HALO, CROSSING = 1_000_000, 25_000_000, 0.25, 0.2
 METHODS = "auto", "hash"
 GRAPHS, BATCHES = 10_000, 24
 ROWS, FEATURES, EXPERTS = 131_072, 512, 32
+LAYER_WIDTH, BETWEEN, RELATIONS = 256, 0.1, 4
+MODELS = "gcn", "sage", "gat", "rgcn"
 WIDE, DEGREE, LARGE = 512, 4, 1.6
 CASES = "weak", "strong", "host", "graphs", "experts"
-ON_REQUEST = ("large",)
+ON_REQUEST = ("large", "layers")
 RAGGED_DOT, ON_HOST = "ragged_dot", ", features on the host"
 COPIES = f"{OURS}, copy engines"
 ONE, AUTOMATIC, PLAIN = "one device", "split arrays", "split arrays, plain jax"
@@ -71,7 +78,7 @@ def run(
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no case is called {unknown[0]!r}: {', '.join(known)}")
     graphs = _weak_cases, _strong_cases, _wide_features
-    makers = dict(zip(known, (*graphs, _small_graphs, _experts, _large), strict=True))
+    makers = dict(zip(known, (*graphs, _small_graphs, _experts, _large, _layers), strict=True))
     cases = [each for name in names for each in makers[name](count, rounds, scale)]
     about = f"A GCN of {LAYERS} layers, width {WIDTH}, float32. Times of a training step."
     title = f"Training over {count} devices"
@@ -117,8 +124,47 @@ def _halos(count: int, nodes: int, edges: int) -> _Problem:
     return _Problem(_graph_of(src.ravel(), dst.ravel(), count * nodes), parts)
 
 
-def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem | None) -> Row:
-    """A problem over several devices, and one alone: another, or the same."""
+def _layers(count: int, rounds: int, scale: float) -> Iterator[Row]:
+    """A community alone on one device, and as many communities as devices, hidden by their ids."""
+    from jax_gnn import RelationalGraph, host_arrays
+    from jax_gnn.sharding import partition
+
+    nodes, edges = (max(round(size * scale) // 8 * 8, 64) for size in (NODES, EDGES))
+    problems: list[dict[str, _Problem]] = []
+    for number in (count, 1):
+        rng = np.random.default_rng(number)
+        home = np.arange(number)[:, None] * nodes
+        src, dst = (rng.integers(0, nodes, (number, edges)) + home for _ in range(2))
+        leaves = rng.random((number, edges)) < BETWEEN * (number > 1)
+        border = rng.integers(0, max(round(BETWEEN * nodes), 1), leaves.sum())
+        src[leaves] = border + nodes * rng.integers(0, number, leaves.sum())
+        ids = rng.permutation(number * nodes)
+        src, dst = ids[src.ravel()], ids[dst.ravel()]
+        graph = _graph_of(src, dst, number * nodes)
+        parts = partition(graph, number)
+        relation = rng.integers(0, RELATIONS, src.size)
+        sizes: Any = {"num_nodes": number * nodes, "num_relations": RELATIONS}
+        with host_arrays():
+            typed = RelationalGraph.from_triples(src, relation, dst, **sizes)
+        graphs = {model: typed if model == "rgcn" else graph for model in MODELS}
+        problems.append({model: _Problem(each, parts) for model, each in graphs.items()})
+    for model in MODELS:
+        name = f"{model}, a community of {nodes:,} nodes and {edges:,} edges each"
+        yield _case(name, count, rounds, problems[0][model], problems[1][model], model)
+
+
+def _case(
+    name: str,
+    count: int,
+    rounds: int,
+    problem: _Problem,
+    alone: _Problem | None,
+    model: str | None = None,
+) -> Row:
+    """A problem over several devices, and one alone: another, or the same.
+
+    Without the name of a model it is a GCN of width `WIDTH`, and plain JAX is a peer.
+    """
     import jax
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
@@ -127,9 +173,10 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
 
     mesh = Mesh(np.array(jax.devices()[:count]), ("nodes",))
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("nodes"))
-    here, plain, start, optimizer = _model(WIDTH)
-    graph, *rows = whole = _data(problem.graph, WIDTH)
-    single = _data(alone.graph, WIDTH) if alone else whole
+    width = LAYER_WIDTH if model else WIDTH
+    here, plain, start, optimizer = _model(width, model or "gcn", width)
+    graph, *rows = whole = _data(problem.graph, width)
+    single = _data(alone.graph, width) if alone else whole
     sharded, copying = (
         shard_graph(graph, mesh, "nodes", method=problem.parts, copy_engines=copies)
         for copies in (False, True)
@@ -153,20 +200,29 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
     }
     if jax.devices()[0].platform != "gpu":
         del calls[COPIES]
+    if model:
+        del calls[PLAIN]
     trained, memory = {}, {}
-    for of, (function, state, data) in calls.items():
-        several = functools.partial(_steps, function, optimizer)
-        options = copying.compiler_options if of == COPIES else None
-        call, memory[of] = _compiled(several, state, *data, options=options)
+    with ThreadPoolExecutor(len(calls)) as threads:
+        compiled = {
+            of: threads.submit(
+                _compiled,
+                functools.partial(_steps, function, optimizer),
+                *(state, *data),
+                options=copying.compiler_options if of == COPIES else None,
+            )
+            for of, (function, state, data) in calls.items()
+        }
+    for of, (_, state, data) in calls.items():
+        call, memory[of] = compiled[of].result()
         trained[of] = functools.partial(call, state, *data)
+    peer = AUTOMATIC if model else PLAIN
     losses = {of: float(call()[1][0]) for of, call in trained.items()}
     times = WallTimer(jax.block_until_ready).measure(trained, rounds)
     candidates = []
     for of, seconds in times.items():
-        off = abs(losses[of] - losses[PLAIN]) > 1e-3 and (of != ONE or alone is None)
-        wrong = (
-            f"its first loss is {losses[of]:.4f}, in plain JAX {losses[PLAIN]:.4f}" if off else ""
-        )
+        off = abs(losses[of] - losses[peer]) > 1e-3 and (of != ONE or alone is None)
+        wrong = f"its first loss is {losses[of]:.4f}, of {peer} {losses[peer]:.4f}" if off else ""
         details = {"MB a device": memory[of]}
         if of == OURS:
             details["rows moved"] = sharded.rows_moved
@@ -278,16 +334,37 @@ def _data(graph: Any, features: int) -> tuple[Any, ...]:
     return graph, x, y, np.ones(graph.num_nodes, np.float32)
 
 
-def _model(features: int) -> tuple[Any, ...]:
-    """Logits of parameters, graph and features, here and in plain JAX; a start, an optimizer."""
+def _model(features: int, name: str = "gcn", width: int | None = None) -> tuple[Any, ...]:
+    """Logits of parameters, graph and features, here and in plain JAX; a start, an optimizer.
+
+    In plain JAX only of a GCN.
+    """
     import jax
     from flax import nnx
 
-    from flax_layers import GCN
+    from flax_layers import GAT, GCN, SAGE, RGCNConv
     from flax_layers.training.epochs import adam
 
+    class RGCN(nnx.Module):
+        """As many layers as the others have; flax_layers.RGCN has two."""
+
+        def __init__(self, *sizes: int, num_layers: int, rngs: nnx.Rngs, **_: Any) -> None:
+            first, hidden, last = sizes
+            widths = [first, *[hidden] * (num_layers - 1), last]
+            convs = itertools.pairwise(widths)
+            self.convs = nnx.List(
+                [RGCNConv(*sizes, num_relations=RELATIONS, rngs=rngs) for sizes in convs]
+            )
+
+        def __call__(self, graph: Any, x: Any, *, deterministic: bool) -> Any:
+            for conv in self.convs[:-1]:
+                x = jax.nn.relu(conv(graph, x))
+            return self.convs[-1](graph, x)
+
     options: Any = {"num_layers": LAYERS, "dropout_rate": 0.0, "rngs": nnx.Rngs(0)}
-    definition, *states = nnx.split(GCN(features, WIDTH, CLASSES, **options), nnx.Param, ...)
+    made = {"gcn": GCN, "sage": SAGE, "gat": GAT, "rgcn": RGCN}[name]
+    model = made(features, width or WIDTH, CLASSES, **options)
+    definition, *states = nnx.split(model, nnx.Param, ...)
     params, rest = states
     optimizer = adam(0.01)
 

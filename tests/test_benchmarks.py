@@ -972,7 +972,10 @@ def no_module(*_: object) -> None:
         ),
         (
             "scaling",
-            ["--scale", "0.0001", "--rounds", "1", "--devices", "2"],
+            [
+                *("--scale", "0.0001", "--rounds", "1", "--devices", "2"),
+                *("--cases", ",".join((*scaling.CASES, "layers"))),
+            ],
             {
                 ("2 devices", name)
                 for name in (report.OURS, scaling.ONE, scaling.AUTOMATIC, scaling.PLAIN)
@@ -985,7 +988,8 @@ def no_module(*_: object) -> None:
                 for name in (report.OURS, scaling.RAGGED_DOT)
             },
             {
-                scaling: {"WIDTH": 8, "LAYERS": 1, "STEPS": 1, "METHODS": ("auto",)}
+                scaling: {"WIDTH": 8, "LAYER_WIDTH": 8, "LAYERS": 1, "STEPS": 1}
+                | {"MODELS": ("rgcn",), "METHODS": ("auto",)}
                 | {"WIDE": 16, "FEATURES": 8, "EXPERTS": 4, "BATCHES": 4},
                 epochs: {"LAYERS": 1, "HIDDEN": 8},
             },
