@@ -80,7 +80,10 @@ def run(
     graphs = _weak_cases, _strong_cases, _wide_features
     makers = dict(zip(known, (*graphs, _small_graphs, _experts, _large, _layers), strict=True))
     cases = [each for name in names for each in makers[name](count, rounds, scale)]
-    about = f"A GCN of {LAYERS} layers, width {WIDTH}, float32. Times of a training step."
+    about = (
+        f"A GCN of {LAYERS} layers, width {WIDTH}, or the named model, width {LAYER_WIDTH}; "
+        "float32. Times of a training step."
+    )
     title = f"Training over {count} devices"
     return document("scaling", title, machine, cases, about=about, baseline=ONE)
 

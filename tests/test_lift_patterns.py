@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from jax_gnn import implementation, lift
+from jax_gnn._program import lift_cost
 
 NODES, EDGES, WIDTH, HEADS = 7, 23, 5, 2
 sum_by, max_by = jax.ops.segment_sum, jax.ops.segment_max
@@ -238,6 +239,27 @@ def test_lookups(is_traced, mode):
         assert "0 gathers or scatters left" in lifted.explain(table, ids)
         default = jax.make_jaxpr(jax.grad(lambda x, ids: lift(model)(x, ids).sum()))(table, ids)
         assert "scatter-add" in str(default)  # on a CPU, where traced ids gain nothing
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "count", "is_lifted"), [(2, 20_000, True), (2, 1000, False), (3000, 20_000, False)]
+)
+def test_sums_into_few_rows_gain_on_a_gpu(num_rows, count, is_lifted, monkeypatch):
+    """Where additions of XLA's scatter would wait for each other."""
+    monkeypatch.setattr(lift_cost, "backend", lambda: "cuda")
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(count, 3)), "float32")
+    ids = jnp.asarray(rng.integers(num_rows, size=count), "int32")
+
+    def model(x, ids):
+        return jnp.zeros((num_rows, 3)).at[ids].add(jnp.sin(x))
+
+    lifted = lift(model)
+    assert ("scatter-add" not in str(jax.make_jaxpr(lifted)(x, ids))) == is_lifted
+    np.testing.assert_allclose(lifted(x, ids), model(x, ids), rtol=1e-3, atol=1e-3)
+    table = jnp.ones((num_rows, 3))
+    gradient = jax.make_jaxpr(jax.grad(lambda x, ids: lift(lambda x, i: x[i])(x, ids).sum()))
+    assert ("scatter-add" not in str(gradient(table, ids))) == is_lifted
 
 
 @pytest.mark.parametrize("first", [0, -2])

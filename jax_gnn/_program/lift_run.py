@@ -23,11 +23,11 @@ from jax_gnn._ops.edge_region.xla import NEUTRAL
 from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_cost import (
     Times,
-    lookup_pays,
     pays,
     permutation_times,
     program_times,
     sort_times,
+    sum_pays,
     sum_times,
 )
 from jax_gnn._program.lift_find import Analysis, EdgeSpace
@@ -111,16 +111,13 @@ class Plan:
         return bool(edges or self._loops or self._lifted_sums)
 
     def _without_sums(self) -> Plan:
-        """Return the plan with sums and lookups by ids left to JAX, but for those that gain.
-
-        These are products of one-hot rows, and lookups whose derivatives are counted to.
-        """
+        """Return the plan with sums and lookups by ids left to JAX, but for those that gain."""
         plan = copy.copy(self)
         plan._lifted_sums = {
             key
             for key, use in self._sums.items()
             if use.eqn.outvars[0] in self.flat.products
-            or (not use.reduce and lookup_pays(use.num_edges, use.moved))
+            or sum_pays(use.num_edges, use.end.num_nodes, use.moved)
         }
         return plan
 
