@@ -29,7 +29,7 @@ from test_sharded_graph import (
     random_relational,
 )
 
-from jax_gnn import Graph, HeteroGraph, host_arrays
+from jax_gnn import Graph, HeteroGraph, Hypergraph, host_arrays
 from jax_gnn.sharding import load_parts, save_edge_parts, save_parts, shard_graph
 from jax_gnn.sharding._partition import SplitArgs, parse_graph
 from jax_gnn.sharding._sharded import assemble
@@ -193,6 +193,21 @@ def test_models_on_fewer_devices(name, num_parts, num_devices, tmp_path, rng):
     other, _ = load_parts(tmp_path, mesh_of(1), "nodes")
     rows = other.shard(np.asarray(split.shard(x)), split.node_ids)
     np.testing.assert_array_equal(other.unshard(rows), x)
+
+
+def test_a_hub_and_no_edges_on_fewer_devices(tmp_path, rng):
+    """Parts of a graph into one node, on a mesh of two axes; and of graphs without edges."""
+    mesh, x = jax.make_mesh((2, 4), ("data", "nodes")), rng.integers(0, 9, (50, 3)).astype(float)
+    for graph, expected in (
+        (Graph.from_edges(np.arange(200) % 50, np.zeros(200, int), num_nodes=50), 4 * x.sum(0)),
+        (Graph.from_edges([], [], num_nodes=50), np.zeros(3)),
+        (Hypergraph.from_hyperedges([], num_nodes=50), np.zeros(3)),
+    ):
+        save_parts(tmp_path, graph, 7, "contiguous", nodes={"x": x})
+        split, values = load_parts(tmp_path, mesh, "nodes")
+        y = split.unshard(split.apply(lambda part, x: part.aggregate(x), values["x"]))
+        np.testing.assert_array_equal(y[0], expected)
+        np.testing.assert_array_equal(y[1:], 0)
 
 
 def test_values_by_type_on_fewer_devices(tmp_path, rng):

@@ -10,7 +10,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -29,7 +29,7 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph, edges_of
-from jax_gnn.sampling import fetch_rows
+from jax_gnn.sampling import Blocks, fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
 from jax_gnn.sharding._merge import Ends, Merge
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
@@ -168,6 +168,75 @@ def load_parts(
             for device, part in parts.items():
                 pieces[device] = pieces[device]._replace(part=pad_pairs(part, capacities))
     return assemble(pieces, places, mesh, axis, copy_engines)
+
+
+@public
+@dataclass(init=False, repr=False, eq=False)
+class PartFiles:
+    """Parts in files of `save_parts`, loaded one at a time: for graphs larger than memory.
+
+    `flax_layers.layerwise_inference` takes them in place of a graph, on one device.
+
+    Attributes:
+        folder: folder of the parts.
+        num_nodes: number of nodes of the whole graph.
+        num_edges: number of edges of the whole graph.
+
+    Raises:
+        TypeError: ``folder`` is no path.
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, or of another partition; or the parts are of a hypergraph.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> save_parts(folder, graph, 2, "contiguous")
+        >>> parts = PartFiles(folder)
+        >>> parts
+        PartFiles(num_parts=2, num_nodes=3, num_edges=3)
+        >>> parts.block(0)
+        Blocks(num_seeds=2, graphs=[4 -> 2], num_edges=[2])
+    """
+
+    folder: Path
+    num_nodes: int
+    num_edges: int
+    _plan: dict[str, np.ndarray]
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = as_path("folder", folder)
+        self._plan = _read_plan(self.folder / PLAN, "", 1)
+        self.num_nodes = len(self._plan["places"])
+        edges: Any = edges_of(self.block(0).graphs[0])
+        self.num_edges = int(edges.num_input_edges)
+
+    def __len__(self) -> int:
+        return len(self._plan["digests"])
+
+    def __repr__(self) -> str:
+        sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}"
+        return f"PartFiles(num_parts={len(self)}, {sizes})"
+
+    def block(self, number: int) -> Blocks:
+        """Read one part, as blocks of a single layer whose seeds are the part's own nodes.
+
+        Args:
+            number: number of the part, from 0.
+
+        Returns:
+            Blocks of one graph in numpy, with relations if the whole graph has these. Its
+            ``edge_ids`` are in the whole graph's order. All parts have the same shapes.
+        """
+        piece = _read_part(self.folder, self._plan, "", number, Piece)
+        kind = RelationalGraph if isinstance(piece.part, RelationalPart) else Graph
+        if isinstance(piece.part, HypergraphPart):
+            raise ValueError(f"{self.folder} must have parts of a graph, got those of a hypergraph")
+        arrays = {field.name: getattr(piece.part, field.name) for field in fields(kind)}
+        ids: Any = np.concatenate([piece.node_ids, *piece.halo_ids])
+        sizes = getattr(piece.part, "whole_type_sizes", None) or None
+        overflow: Any = np.zeros((), bool)
+        return Blocks((kind(**arrays),), ids, overflow, node_type_sizes=sizes)
 
 
 # --- Writing -------------------------------------------------------------------------------------
@@ -358,18 +427,17 @@ def _read_part(
     """Read the `Piece` of a part, or its `Ends` alone."""
     path, number = folder / f"{part}.npz", int(kind is Ends)
     description: Any
-    arrays: dict[int, np.ndarray]
     try:
         description = json.loads(str(plan["told"]))[number]
         keys = {*map(str, _array_numbers(description))} if number else None
     except Exception as error:  # plans that were written by hand lead to many types
         raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
     members = read_npz(path, f"the file of part {part}", keys)
-    arrays = {int(key): members[key] for key in sorted(members, key=lambda key: (len(key), key))}
-    if not np.array_equal(digest([*arrays.values()]), plan["digests"][part, number]):
+    names = sorted(members, key=lambda key: (len(key), key))  # keys are numbers
+    if not np.array_equal(digest([members[key] for key in names]), plan["digests"][part, number]):
         raise ValueError(f"{path} is not the part that {PLAN} was written with")
     try:
-        value = _decode(description, arrays, axis)
+        value = _decode(description, {int(key): members[key] for key in names}, axis)
         leaves = jax.tree.leaves(value)
     except Exception as error:
         raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
