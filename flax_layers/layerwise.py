@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from flax_layers.relational_attention import HGT, RGAT
 from jax_gnn import Graph, HeteroGraph, RelationalGraph
 from jax_gnn.extend import as_array, check_instance, described, take
 from jax_gnn.sampling import Blocks, NodeChunks, fetch_rows, node_chunks
+from jax_gnn.sharding import PartFiles
 
 STACKS = GCN, GIN, SAGE, GAT, GATv2, GraphTransformer, RGCN, RGAT, HGT
 
@@ -36,7 +36,7 @@ ModuleState = nnx.State[Any, Any]
 
 def layerwise_inference(
     model: Stack | HeteroModel,
-    graph: Graph | RelationalGraph | HeteroGraph,
+    graph: Graph | RelationalGraph | HeteroGraph | PartFiles,
     x: ArrayLike | Mapping[str, ArrayLike] | None,
     *,
     chunk_edges: int = 2**20,
@@ -52,7 +52,8 @@ def layerwise_inference(
         model: A `GCN`, `GIN`, `SAGE`, `GAT`, `GATv2`, `GraphTransformer`, `RGCN`, `RGAT` or `HGT`,
             or a `HeteroModel` of one.
         graph: The graph, as the model takes it. A `Graph` of the host (`jax_gnn.host_arrays`) stays
-            there.
+            there. Of `jax_gnn.sharding.PartFiles`, each part is a chunk, read from its file in each
+            layer; x is then an array of numpy, perhaps a memory map.
         x: Node features, as the model takes them. If they are of numpy, they and the results of
             each layer are in the host's memory, and only the rows that a chunk reads on the device.
         chunk_edges: Approximate number of edges of a chunk: see `jax_gnn.sampling.node_chunks`.
@@ -74,12 +75,18 @@ def layerwise_inference(
         (3, 3)
     """
     edges: Any = graph.relational if isinstance(graph, HeteroGraph) else graph
+    in_files = isinstance(graph, PartFiles)
     on_host = any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(x))
+    if in_files and not isinstance(x, np.ndarray):
+        raise TypeError(f"x must be an array of numpy for PartFiles, got {described(x)}")
     stack: Any = model.model if isinstance(model, HeteroModel) else model
     if type(stack) not in STACKS:
         names = ", ".join(kind.__name__ for kind in STACKS)
         raise TypeError(f"model must be one of {names}, got {described(model)}")
-    check_instance("graph", edges, stack.convolution.structure)
+    if in_files and isinstance(model, HeteroModel):
+        raise TypeError("model must be a model of nodes of one width for PartFiles")
+    structure = edges.block(0).graphs[0] if in_files else edges
+    check_instance("graph", structure, stack.convolution.structure)
     check_positive(chunk_edges=chunk_edges)
     # Features of all nodes as one array, of the host or of the device.
     rows: Any = x
@@ -99,10 +106,10 @@ def layerwise_inference(
             raise ValueError(
                 f"{name} must have num_edges = {edges.num_edges} rows, got shape {np.shape(array)}"
             )
-    chunks = node_chunks(edges, chunk_edges)
+    chunks = edges if in_files else node_chunks(edges, chunk_edges)
     y: Any
     # A single chunk is the whole graph.
-    if len(chunks) > 1:
+    if in_files or len(chunks) > 1:
         run = _run_on_host if on_host else _run_on_device
         y = run(*nnx.split(stack), chunks, rows, values)
     else:
@@ -152,26 +159,33 @@ def _run_on_device(
 def _run_on_host(
     graphdef: ModuleDef,
     state: ModuleState,
-    chunks: NodeChunks,
+    chunks: NodeChunks | PartFiles,
     x: np.ndarray,
     edge_values: Values,
 ) -> np.ndarray:
     """Return the result of `by_layer`, with features and results of each layer on the host."""
     model: Any = nnx.merge(graphdef, state)
-    node_values = _node_values(model, chunks.graph, edge_values)
-    node_values, edge_values, starts = jax.device_get((node_values, edge_values, chunks.starts))
+    graph, edge_values = getattr(chunks, "graph", chunks), jax.device_get(edge_values)
+    node_values = jax.device_get(_node_values(model, graph, edge_values))
     for number in range(1, model.num_layers + 1):
         # The result is allocated once a first chunk shows its width and dtype.
         y: Any = None
-        for i, (start, stop) in enumerate(pairwise(starts)):
+        for i in range(len(chunks)):
             block = chunks.block(i)
             # Rows are gathered on the host, so that only these cross to the device.
             operands = _chunk_rows(fetch_rows, jax.device_get(block), x, node_values, edge_values)
             rows = _compiled_layer(graphdef, number, state, block, *operands)
-            y = np.empty((starts[-1], *rows.shape[1:]), rows.dtype) if y is None else y
-            y[start:stop] = rows[: stop - start]
+            y = np.empty((len(x), *rows.shape[1:]), rows.dtype) if y is None else y
+            _put_rows(y, block, rows)
         x = y
     return x
+
+
+def _put_rows(y: np.ndarray, block: Blocks, rows: ArrayLike) -> None:
+    """Write the rows of a chunk's own nodes, of which padding comes last."""
+    ids = np.asarray(block.node_ids)[: block.num_seeds]
+    ids = ids[ids >= 0]
+    y[ids] = np.asarray(rows)[: len(ids)]
 
 
 def _chunk_rows(
@@ -232,7 +246,17 @@ def _node_values(model: Any, graph: Any, edge_values: Values) -> Values:
     """Return values of nodes that chunks need from the whole graph: the scales of a GCN."""
     # A chunk has all edges into its nodes, but not those out of its sources.
     first = model.convolutions[0]
-    if isinstance(model, GCN) and first.normalization:
-        weight = edge_values.get("edge_weight")
-        return {"node_scale": gcn_norm(graph, weight, add_self_loops=first.add_self_loops)}
-    return {}
+    if not isinstance(model, GCN) or not first.normalization:
+        return {}
+    weight = edge_values.get("edge_weight")
+    norm: Any = functools.partial(gcn_norm, add_self_loops=first.add_self_loops)
+    if not isinstance(graph, PartFiles):
+        return {"node_scale": norm(graph, weight)}
+    scale: Any = np.empty(graph.num_nodes)
+    norm = jax.jit(norm)
+    for i in range(len(graph)):
+        block = graph.block(i)
+        rows = None if weight is None else fetch_rows(np.asarray(weight), block.edge_ids[0])
+        scales = norm(block.graphs[0], rows)
+        _put_rows(scale, block, scales[1] if isinstance(scales, tuple) else scales)
+    return {"node_scale": scale}

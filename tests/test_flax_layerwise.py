@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,9 @@ from flax import nnx
 
 import flax_layers
 from flax_layers import SAGE, HeteroModel, layerwise_inference
-from jax_gnn import Graph, HeteroGraph, RelationalGraph, host_arrays
+from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, host_arrays
 from jax_gnn.sampling import node_chunks
+from jax_gnn.sharding import PartFiles, save_parts
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -103,6 +106,58 @@ def test_types_of_nodes(name, rng):
         param_dtype=jnp.float64,
     )
     check(model, graph, {"a": rng.normal(size=(9, 4)), "b": None}, 30)
+
+
+@pytest.mark.parametrize("num_parts", [1, 5, 8])
+@pytest.mark.parametrize("name", [*OF_GRAPHS, "RGCN", "RGAT", "HGT"])
+def test_parts_in_files(name, num_parts, tmp_path, rng):
+    """Parts that are read one after another, some of them empty, give the result of the graph."""
+    is_relational, options = name in ("RGCN", "RGAT", "HGT"), {}
+    if name not in ("GCN", "GIN", "SAGE", "RGCN"):
+        options["heads"] = 2
+    sizes = {"a": 9, "b": 14}
+    graph: Any = make_graph(rng, 23, 91)
+    if is_relational:
+        ends = {("a", "to", "b"): (9, 14), ("b", "of", "a"): (14, 9)}
+        edges = {key: [rng.integers(0, size, 40) for size in pair] for key, pair in ends.items()}
+        graph = RelationalGraph.from_edge_dict(edges, sizes)
+        options["num_relations"] = 2
+        if name == "HGT":
+            options |= {"node_types": ("a", "b"), "relation_ends": tuple(ends)}
+    model = getattr(flax_layers, name)(
+        5, 8, 3, num_layers=2, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options
+    )
+    save_parts(tmp_path / "parts", graph, num_parts, rng.integers(0, max(num_parts - 2, 1), 23))
+    np.save(tmp_path / "x.npy", rng.normal(size=(23, 5)))
+    parts, x = PartFiles(tmp_path / "parts"), np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert (len(parts), parts.num_nodes, parts.num_edges) == (num_parts, 23, graph.num_edges)
+    values = [{}, {"edge_weight": rng.uniform(size=graph.num_edges)}][: 1 + (name in WEIGHTED)]
+    for edge_values in values:
+        want = model(graph, jnp.asarray(x), **edge_values, deterministic=True)
+        if isinstance(want, dict):
+            want = np.concatenate([*want.values()])
+        y = layerwise_inference(model, parts, x, **edge_values)
+        assert isinstance(y, np.ndarray)
+        np.testing.assert_allclose(y, want, rtol=0, atol=1e-12)
+
+
+def test_errors_of_parts_in_files(tmp_path, rng):
+    model = SAGE(5, 8, 3, rngs=nnx.Rngs(0))
+    relational = flax_layers.RGCN(5, 8, 3, num_relations=1, rngs=nnx.Rngs(0))
+    save_parts(tmp_path, make_graph(rng, 23, 91), 2)
+    parts, x = PartFiles(tmp_path), np.zeros((23, 5))
+    with pytest.raises(TypeError, match="x must be an array of numpy for PartFiles, got None"):
+        layerwise_inference(model, parts, None)
+    with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph, got"):
+        layerwise_inference(relational, parts, x)
+    with pytest.raises(ValueError, match="x must have shape"):
+        layerwise_inference(model, parts, x[1:])
+    (tmp_path / "1.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1\.npz does not exist"):
+        layerwise_inference(model, parts, x)
+    save_parts(tmp_path, Hypergraph.from_hyperedges([[0, 1], [1, 2]]), 2)
+    with pytest.raises(ValueError, match="must have parts of a graph, got those of a hypergraph"):
+        PartFiles(tmp_path)
 
 
 def test_host_graphs_and_tiny_graphs(rng):

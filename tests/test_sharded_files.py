@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_sharded_graph import TYPES, mesh_of, random_graph, random_hypergraph, random_relational
+from flax import nnx
+from test_sharded_graph import (
+    HYPERGRAPHS,
+    MODELS,
+    RELATIONAL,
+    RELATIONS,
+    TYPES,
+    check_as_on_one_device,
+    hosts,  # noqa: F401
+    mesh_of,
+    random_graph,
+    random_hypergraph,
+    random_relational,
+)
 
-from jax_gnn import Graph, HeteroGraph
+from jax_gnn import Graph, HeteroGraph, Hypergraph, host_arrays
 from jax_gnn.sharding import load_parts, save_edge_parts, save_parts, shard_graph
+from jax_gnn.sharding._partition import SplitArgs, parse_graph
+from jax_gnn.sharding._sharded import assemble
+from jax_gnn.sharding._split import split_graph
 
 
 def assert_same(actual_tree, expected_tree) -> None:
@@ -118,6 +135,89 @@ def test_values_by_type(tmp_path, rng):
             save_parts(tmp_path, graph, 2, nodes={"x": rows})
 
 
+FEWER = [(8, 7), (8, 4), (8, 2), (8, 1), (6, 3), (3, 1)]
+"""Numbers of parts, and of devices that they are loaded on."""
+
+
+def parts_with_empty_ones(rng: np.random.Generator, num_parts: int) -> np.ndarray:
+    parts = rng.integers(0, num_parts, 60)
+    return np.where(parts % 3 == 2, 0, parts)
+
+
+@pytest.mark.parametrize(("num_parts", "num_devices"), FEWER)
+@pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
+def test_parts_on_fewer_devices(make, num_parts, num_devices, hosts, tmp_path, rng):  # noqa: F811
+    """Parts are merged to those of `split_graph` for the devices, bit for bit."""
+    graph, parts = make(rng), parts_with_empty_ones(rng, num_parts)
+    mesh, devices = mesh_of(num_devices), np.arange(num_parts) * num_devices // num_parts
+    size = getattr(graph, "num_hyperedges", 0) or graph.num_edges
+    nodes = {"x": rng.normal(size=(60, 3)).astype(np.float32), "half": jnp.ones(60, jnp.bfloat16)}
+    edges = {"weight": rng.random((size, 2), np.float32)}
+    save_parts(tmp_path, graph, num_parts, parts, nodes=nodes, edges=edges)
+    split, values = load_parts(tmp_path, mesh, "nodes")
+    # The part of a hyperedge does not follow from the merged parts of its nodes.
+    args = SplitArgs.parse(parse_graph(graph), num_parts, parts)
+    merged = [None if ids is None else devices[ids] for ids in args[2:]]
+    with host_arrays():
+        pieces, places = split_graph(SplitArgs(args.graph, num_devices, *merged), "nodes")
+    expected, _ = assemble(dict(enumerate(pieces)), places, mesh, "nodes", copy_engines=False)
+    assert_same(split, expected)
+    expected_values = {name: expected.shard(rows) for name, rows in nodes.items()}
+    assert_same(values, expected_values | {"weight": expected.shard_edges(edges["weight"])})
+    np.testing.assert_array_equal(split.unshard(values["x"]), nodes["x"])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("num_parts", "num_devices"), [*FEWER, (8, 8)])
+@pytest.mark.parametrize("name", ["gcn", "gat", "rgat within relations", "hgt", "hgnnp, weighted"])
+def test_models_on_fewer_devices(name, num_parts, num_devices, tmp_path, rng):
+    """Logits and gradients are those of the graph on one device, also with values of edges."""
+    kind, options = (MODELS | RELATIONAL | HYPERGRAPHS)[name]
+    graph: Any = random_graph(rng)
+    if name in RELATIONAL:
+        graph, options = random_relational(rng), {**options, "num_relations": len(RELATIONS)}
+    elif name in HYPERGRAPHS:
+        graph = random_hypergraph(rng)
+    weights = {
+        "gcn": [rng.random(getattr(graph, "num_edges", 0))],
+        "rgat within relations": [rng.normal(size=(getattr(graph, "num_edges", 0), 2))],
+        "hgnnp, weighted": [rng.random(30)],
+    }.get(name, [])
+    model = kind(6, 8, 4, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0), **options)
+    model.eval()
+    save_parts(tmp_path, graph, num_parts, parts_with_empty_ones(rng, num_parts))
+    split, _ = load_parts(tmp_path, mesh_of(num_devices), "nodes")
+    x, target = jnp.asarray(rng.normal(size=(60, 6))), rng.normal(size=(60, 4))
+    check_as_on_one_device(model, graph, split, x, target, weights, 1e-12)
+    # Rows of a checkpoint continue on other devices.
+    other, _ = load_parts(tmp_path, mesh_of(1), "nodes")
+    rows = other.shard(np.asarray(split.shard(x)), split.node_ids)
+    np.testing.assert_array_equal(other.unshard(rows), x)
+
+
+def test_a_hub_and_no_edges_on_fewer_devices(tmp_path, rng):
+    """Parts of a graph into one node, on a mesh of two axes; and of graphs without edges."""
+    mesh, x = jax.make_mesh((2, 4), ("data", "nodes")), rng.integers(0, 9, (50, 3)).astype(float)
+    for graph, expected in (
+        (Graph.from_edges(np.arange(200) % 50, np.zeros(200, int), num_nodes=50), 4 * x.sum(0)),
+        (Graph.from_edges([], [], num_nodes=50), np.zeros(3)),
+        (Hypergraph.from_hyperedges([], num_nodes=50), np.zeros(3)),
+    ):
+        save_parts(tmp_path, graph, 7, "contiguous", nodes={"x": x})
+        split, values = load_parts(tmp_path, mesh, "nodes")
+        y = split.unshard(split.apply(lambda part, x: part.aggregate(x), values["x"]))
+        np.testing.assert_array_equal(y[0], expected)
+        np.testing.assert_array_equal(y[1:], 0)
+
+
+def test_values_by_type_on_fewer_devices(tmp_path, rng):
+    graph = HeteroGraph(random_relational(rng))
+    x: Any = {name: rng.normal(size=(size, 2)) for name, size in TYPES.items()} | {"none": None}
+    save_parts(tmp_path, graph, 5, nodes={"x": x})
+    split, values = load_parts(tmp_path, mesh_of(2), "nodes")
+    assert_same(values["x"], split.shard(x))
+
+
 @pytest.fixture
 def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
     """Write a graph of two parts."""
@@ -140,7 +240,7 @@ def test_errors_of_files(folder, rng):
     cases: list[tuple[str, bytes | None, type[Exception], str]] = [
         ("1.npz", longer.getvalue(), ValueError, r"1\.npz is not the part that"),
         ("plan.npz", None, FileNotFoundError, r"plan\.npz does not exist; expected the plan that"),
-        ("1.npz", None, FileNotFoundError, r"1\.npz does not exist; expected the part of device 1"),
+        ("1.npz", None, FileNotFoundError, r"1\.npz does not exist; expected the file of part 1"),
         ("1.npz", cut[: int(rng.integers(len(cut)))], ValueError, r"1\.npz: "),
         ("0.npz", cut, ValueError, r"0\.npz is not the part that plan\.npz was written with"),
         ("1.npz", (other_parts / "1.npz").read_bytes(), ValueError, r"1\.npz is not the part that"),
@@ -154,9 +254,11 @@ def test_errors_of_files(folder, rng):
     ]
     # Files that are missing, cut, exchanged, or of another split.
     for part, content, kind, message in cases:
-        with pytest.raises(kind, match=message):
-            load_parts(changed(part, content), mesh_of(2), "nodes")
-    with pytest.raises(ValueError, match="has 2 parts, but axis 'nodes' 4 devices"):
+        for num_devices in (2, 1):  # on one device, parts are merged
+            with pytest.raises(kind, match=message):
+                load_parts(changed(part, content), mesh_of(num_devices), "nodes")
+    message = "has 2 parts, but axis 'nodes' 4 devices: load the parts on at most 2 devices, or"
+    with pytest.raises(ValueError, match=message):
         load_parts(folder, mesh_of(4), "nodes")
     with pytest.raises(ValueError, match="axis must be one of"):
         load_parts(folder, mesh_of(2), "rows")
@@ -194,12 +296,12 @@ def test_plans_made_by_hand(folder, rng):
         return [None, 0, -1, 1e9, "", "Graph", [], {}, {"array": 0}, True][rng.integers(10)]
 
     refused = 0
-    for _ in range(50):
+    for i in range(100):
         np.savez(folder / "plan.npz", **plan | {"told": json.dumps(changed(structure))})
         try:
-            load_parts(folder, mesh_of(2), "nodes")
+            load_parts(folder, mesh_of(1 + i % 2), "nodes")
         except ValueError as error:
-            assert "plan of parts" in str(error)
+            assert re.search("plan of parts|is not the part", str(error)), error
             refused += 1
     assert refused
 

@@ -655,7 +655,9 @@ class OwnModel(nnx.Module):
         return self.second(graph, jnp.tanh(self.first(graph, x)))
 
 
-def check_as_on_one_device(model, graph, split: ShardedGraph, x, target, weights=()) -> None:
+def check_as_on_one_device(
+    model, graph, split: ShardedGraph, x, target, weights=(), tolerance: float = 1e-10
+) -> None:
     """Compare logits and all gradients; those of several devices have the same bits in each run."""
     definition, params, state = nnx.split(model, nnx.Param, ...)
     sharded_weights = [split.shard_edges(weight) for weight in weights]
@@ -675,7 +677,7 @@ def check_as_on_one_device(model, graph, split: ShardedGraph, x, target, weights
     run = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
     actual, expected = (run(params, x, structure) for structure in (split, graph))
     for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        assert_close(a, b, 1e-10, "on several devices")
+        assert_close(a, b, tolerance, "on several devices")
     assert same_bits(actual, run(params, x, split))
 
 

@@ -27,7 +27,7 @@ from flax import nnx
 from flax_layers import GCN
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec
-from jax_gnn import Graph, load, save, spmm
+from jax_gnn import Graph, RelationalGraph, load, save, spmm
 from jax_gnn.sharding import load_parts, save_parts, shard_graph
 
 rank, port, seed = map(int, sys.argv[1:4])
@@ -97,12 +97,24 @@ local = f"{folder}-{rank}"  # a process needs the plan and the parts of its devi
 os.mkdir(local)
 for name in ("plan", 2 * rank, 2 * rank + 1):
     shutil.copy(f"{folder}/{name}.npz", local)
-loaded = load_parts(local, mesh, "nodes")
-expected = sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}
-assert jax.tree.structure(loaded) == jax.tree.structure(expected)
-for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(expected), strict=True):
-    for shard, other_shard in zip(a.addressable_shards, b.addressable_shards, strict=True):
-        np.testing.assert_array_equal(shard.data, other_shard.data)
+
+def check_loaded(folder, sharded):
+    loaded = load_parts(folder, mesh, "nodes")
+    expected = sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}
+    assert jax.tree.structure(loaded) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(expected), strict=True):
+        for shard, other_shard in zip(a.addressable_shards, b.addressable_shards, strict=True):
+            np.testing.assert_array_equal(shard.data, other_shard.data)
+
+check_loaded(local, sharded)
+# Seven parts on four devices: pairs are padded to the largest number of all processes.
+(src, dst), types = rng.integers(0, 50, (2, 300)), rng.integers(0, 9, 300)
+typed = RelationalGraph.from_triples(src, types, dst, num_nodes=50).with_parts()
+parts = rng.integers(0, 7, 50)
+if rank == 0:
+    save_parts(f"{folder}-7", typed, 7, parts, nodes={"x": x}, edges={"weights": weights})
+sync_global_devices("written again")
+check_loaded(f"{folder}-7", shard_graph(typed, mesh, "nodes", parts * 4 // 7))
 
 other_graph = Graph.from_edges([0], [0], num_nodes=int(rng.integers(1, 99)))
 ids = np.arange(50)
@@ -236,13 +248,13 @@ def run_script(cluster: str, count: int, folder: Path) -> list[subprocess.Comple
 
 @pytest.mark.parametrize(("cluster", "count"), [("slurm", 2), ("slurm", 4), ("kubernetes", 2)])
 def test_jobs_of_clusters(cluster, count, rng, tmp_path, monkeypatch):
-    """Processes find each other, and train as one process of as many devices does."""
+    """Processes find each other, and train on four parts as one process with devices does."""
     pytest.importorskip("optax")
     src, dst = rng.integers(0, 90, (2, 400))
     x, train = rng.normal(size=(90, 5)).astype(np.float32), np.float32(rng.random(90) < 0.5)
     rows = {"x": x, "y": rng.integers(0, 3, 90), "train": train}
     folder = tmp_path / "parts"
-    save_parts(folder, Graph.from_edges(src, dst, num_nodes=90), count, nodes=rows)
+    save_parts(folder, Graph.from_edges(src, dst, num_nodes=90), 4, nodes=rows)
     monkeypatch.setattr(jax.distributed, "initialize", lambda: None)
     monkeypatch.setattr(jax, "device_count", lambda: count)
     expected = runpy.run_path(str(SCRIPT))["main"](folder)

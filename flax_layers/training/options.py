@@ -147,11 +147,11 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
     """Return the `method` of `jax_gnn.sharding.shard_graph`, from the options of `add_devices`."""
     if args.partition is None:
         return "auto"
-    if args.devices == 1:
-        raise UserError(f"--partition {args.partition} needs --devices, for more than one")
     # A word names a method; a file has the part of each node.
     path = Path(args.partition)
     if args.partition in METHODS:
+        if args.devices == 1:
+            raise UserError(f"--partition {args.partition} needs --devices, for more than one")
         return str(args.partition)
     if path.suffix != ".npz":
         raise UserError(
@@ -168,9 +168,12 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
         raise UserError(
             f"--partition: {path} is of {parts.size} nodes, {dataset.name} has {dataset.num_nodes}"
         )
-    if num_parts != args.devices:
-        raise UserError(f"--partition: {path} has {num_parts} parts, --devices is {args.devices}")
-    return parts
+    if num_parts < args.devices:
+        raise UserError(
+            f"--partition: {path} has {num_parts} parts, --devices is {args.devices}: it must be "
+            f"{num_parts} or less, or the file be made with --parts {args.devices} or more"
+        )
+    return np.asarray(parts.astype(np.int64) * args.devices // num_parts)  # as in `load_parts`
 
 
 def settings_of(config: type[C], args: argparse.Namespace, dataset: NodeDataset | None = None) -> C:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,13 +92,17 @@ def open_npz(path: Path) -> zipfile.ZipFile:
     return archive
 
 
-def read_npz(path: Path, what: str) -> dict[str, np.ndarray]:
-    """Read all arrays of a ``.npz`` file without pickle, within the memory that its size allows."""
+def read_npz(path: Path, what: str, keys: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Read arrays of a ``.npz`` file without pickle, within the memory that its size allows.
+
+    If ``keys`` is None, all arrays are read.
+    """
     memory = Memory(require_file(path, what))
     with open_npz(path) as archive:
         return {
             array_key(member): read_array(path, archive, member, memory)
             for member in archive.infolist()
+            if keys is None or array_key(member) in keys
         }
 
 

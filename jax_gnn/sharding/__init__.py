@@ -1,7 +1,7 @@
 """Graphs split over the devices of a mesh: parts, and the exchange of rows between them."""
 
 from jax_gnn.sharding._edge_chunks import save_edge_parts
-from jax_gnn.sharding._files import load_parts, save_parts
+from jax_gnn.sharding._files import PartFiles, load_parts, save_parts
 from jax_gnn.sharding._host_rows import HostRows
 from jax_gnn.sharding._partition import PartitionCosts, partition, partition_costs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
@@ -12,6 +12,7 @@ __all__ = [
     "HostRows",
     "HypergraphPart",
     "Part",
+    "PartFiles",
     "PartitionCosts",
     "RelationalPart",
     "ShardedGraph",

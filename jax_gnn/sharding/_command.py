@@ -41,6 +41,7 @@ from jax_gnn.sharding._parts import (
     RelationalPart,
     edges_into_nodes,
     exchanges_of,
+    graphs_of,
 )
 from jax_gnn.sharding._split import Piece, split_graph
 
@@ -186,17 +187,16 @@ def costs_of(pieces: Sequence[Piece]) -> tuple[PartitionCosts, list[ExchangeCost
 
 def _num_fetched(part: Part | RelationalPart | HypergraphPart) -> int:
     """Return the number of nodes and hyperedges of other devices with an edge into a part."""
-    graphs = (part.into, part.back) if isinstance(part, HypergraphPart) else (edges_of(part),)
     return sum(
         int(np.count_nonzero(np.diff(graph.t_indptr)[exchange.num_own :]))
-        for graph, exchange in zip(graphs, exchanges_of(part), strict=True)
+        for graph, exchange in zip(graphs_of(part), exchanges_of(part), strict=True)
     )
 
 
 def bytes_of(pieces: Sequence[Piece], places: np.ndarray) -> int:
     """Return the bytes of all arrays of indices on a device; all pieces have the same sizes."""
     block = places[: -(-len(places) // len(pieces))]
-    return sum(leaf.nbytes for leaf in jax.tree.leaves((pieces[0], block)))
+    return sum(leaf.nbytes for leaf in jax.tree.leaves((pieces[0]._replace(halo_ids=()), block)))
 
 
 def _cost_rows(

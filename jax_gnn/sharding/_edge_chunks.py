@@ -63,7 +63,7 @@ def save_edge_parts(
             of ``.npy`` files of ``(2, count)`` integers, sources first; paths of Parquet files,
             whose first two columns are sources and destinations (needs `pyarrow`).
         num_nodes: number of nodes.
-        num_parts: number of parts, one for each device.
+        num_parts: number of parts, at least the number of devices that load them.
         method: "contiguous" or "hash", as of :func:`partition`; or ``(num_nodes,)`` integers.
         nodes: as of `save_parts`.
 
@@ -201,6 +201,6 @@ def _pieces(graph: Graph, rows: LocalRows) -> Iterator[Piece]:
         part = local_graph(graph, local, routes.rows_of(reader), num_sources, capacity)
         exchange = Exchange(send, routes.rounds, "", capacity)
         whole = make_part(graph, part, sources, exchange, num_halo_edges)
-        return Piece(whole, sources[:capacity], {})
+        return Piece.of([(whole, sources)])
 
     yield from map(piece, range(len(rows.nodes)))

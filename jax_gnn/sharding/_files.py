@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +29,19 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph, edges_of
-from jax_gnn.sampling import fetch_rows
+from jax_gnn.sampling import Blocks, fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
+from jax_gnn.sharding._merge import Ends, Merge
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
-from jax_gnn.sharding._processes import check_same, digest
+from jax_gnn.sharding._processes import check_same, digest, largest
 from jax_gnn.sharding._sharded import ShardedGraph, assemble
-from jax_gnn.sharding._split import Piece, split_graph
+from jax_gnn.sharding._split import Piece, num_pairs, pad_pairs, split_graph
 
 PLAN = "plan.npz"
-_PARTS = Piece, Part, RelationalPart, HypergraphPart
+_PARTS = Piece, Ends, Part, RelationalPart, HypergraphPart
 _FIELDS = Graph, Pairs, OutOfPairs, IntoPairs, Exchange, Round
+P = TypeVar("P", Piece, Ends)
 CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*_PARTS, *_FIELDS)}
 """Classes that a file may name: those that pieces consist of."""
 
@@ -66,7 +68,7 @@ def save_parts(
     Args:
         folder: folder to write to; files of parts in it, of a complete plan, are removed.
         graph: the graph, as of `shard_graph`.
-        num_parts: number of parts, one for each device.
+        num_parts: number of parts, at least the number of devices that load them.
         method: as of `shard_graph`.
         nodes: values by name, such as ``"x"``, as `ShardedGraph.shard` takes them: ``(num_nodes,
             …)``, or by name of the type.
@@ -103,23 +105,28 @@ def load_parts(
     """Put parts in files of `save_parts` or ``jax-gnn partition`` on the devices of a mesh.
 
     The mesh may have devices of several processes: all call this, and each reads the files of its
-    own devices, and the plan, which has two numbers for each node.
+    own devices, and the plan, which has two numbers for each node. On D devices, fewer than the P
+    parts, part p goes to device ``p * D // P``. Consecutive parts of a device are merged: edges
+    between them become local, and the exchange is planned again. Each process then reads the ids
+    and degrees of the nodes of all files, too. Memory holds a device's edges about twice and one
+    of its parts, besides all parts of the process.
 
     Args:
         folder: folder of the parts, the same for all processes.
         mesh: the devices.
-        axis: the axis of the mesh that nodes are split over, with a device for each part.
+        axis: the axis of the mesh that nodes are split over, with at most a device for each part.
         copy_engines: as of `shard_graph`.
 
     Returns:
-        The result of `shard_graph` of the graph, bit for bit; and by name the values that were
-        saved with it, as `ShardedGraph.shard` and `ShardedGraph.shard_edges` return them.
+        The result of `shard_graph` of the graph, bit for bit, whose ``method`` are the devices of
+        the nodes; and by name the values that were saved with it, as `ShardedGraph.shard` and
+        `ShardedGraph.shard_edges` return them. Merged parts of a hypergraph keep their hyperedges.
 
     Raises:
         TypeError: an argument has the wrong type.
         FileNotFoundError: a file is missing.
-        ValueError: the mesh has no such axis, or another number of devices; a file is damaged, or
-            of another partition; a process has other files, or cannot read them.
+        ValueError: the mesh has no such axis, or more devices than there are parts; a file is
+            damaged, or of another partition; a process has other files, or cannot read them.
 
     Example:
         >>> import tempfile
@@ -134,13 +141,18 @@ def load_parts(
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
     copy_engines = arguments.check_flag("copy_engines", copy_engines)
-    count, plan, pieces, failure = mesh.shape[axis], {}, {}, None
+    count, plan, failure = mesh.shape[axis], {}, None
+    pieces: dict[int, Piece] = {}
     split = NamedSharding(mesh, PartitionSpec(axis))
     slices = split.addressable_devices_indices_map((count,)).values()
+    devices = sorted({index[0].start or 0 for index in slices if index})
     try:
         plan = _read_plan(path / PLAN, axis, count)
-        for part in sorted({index[0].start or 0 for index in slices if index}):
-            pieces[part] = _read_piece(path / f"{part}.npz", plan, axis, part)
+        places = plan["places"]
+        if len(plan["digests"]) > count:
+            pieces, places = _read_merged(path, plan, axis, count, devices)
+        else:
+            pieces = {i: _read_part(path, plan, axis, i, Piece) for i in devices}
     except Exception as error:
         failure = error
     try:  # a process that cannot read its files takes part too, as the others wait for it
@@ -149,7 +161,82 @@ def load_parts(
     finally:
         if failure is not None:
             raise failure
-    return assemble(pieces, plan["places"], mesh, axis, copy_engines)
+    if len(plan["digests"]) > count and isinstance(pieces[devices[0]].part, RelationalPart):
+        parts = {device: cast(RelationalPart, piece.part) for device, piece in pieces.items()}
+        capacities = largest(mesh, np.max([[1, 1], *map(num_pairs, parts.values())], 0))
+        with host_arrays():
+            for device, part in parts.items():
+                pieces[device] = pieces[device]._replace(part=pad_pairs(part, capacities))
+    return assemble(pieces, places, mesh, axis, copy_engines)
+
+
+@public
+@dataclass(init=False, repr=False, eq=False)
+class PartFiles:
+    """Parts in files of `save_parts`, loaded one at a time: for graphs larger than memory.
+
+    `flax_layers.layerwise_inference` takes them in place of a graph, on one device.
+
+    Attributes:
+        folder: folder of the parts.
+        num_nodes: number of nodes of the whole graph.
+        num_edges: number of edges of the whole graph.
+
+    Raises:
+        TypeError: ``folder`` is no path.
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, or of another partition; or the parts are of a hypergraph.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> save_parts(folder, graph, 2, "contiguous")
+        >>> parts = PartFiles(folder)
+        >>> parts
+        PartFiles(num_parts=2, num_nodes=3, num_edges=3)
+        >>> parts.block(0)
+        Blocks(num_seeds=2, graphs=[4 -> 2], num_edges=[2])
+    """
+
+    folder: Path
+    num_nodes: int
+    num_edges: int
+    _plan: dict[str, np.ndarray]
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = as_path("folder", folder)
+        self._plan = _read_plan(self.folder / PLAN, "", 1)
+        self.num_nodes = len(self._plan["places"])
+        edges: Any = edges_of(self.block(0).graphs[0])
+        self.num_edges = int(edges.num_input_edges)
+
+    def __len__(self) -> int:
+        return len(self._plan["digests"])
+
+    def __repr__(self) -> str:
+        sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}"
+        return f"PartFiles(num_parts={len(self)}, {sizes})"
+
+    def block(self, number: int) -> Blocks:
+        """Read one part, as blocks of a single layer whose seeds are the part's own nodes.
+
+        Args:
+            number: number of the part, from 0.
+
+        Returns:
+            Blocks of one graph in numpy, with relations if the whole graph has these. Its
+            ``edge_ids`` are in the whole graph's order. All parts have the same shapes.
+        """
+        piece = _read_part(self.folder, self._plan, "", number, Piece)
+        kind = RelationalGraph if isinstance(piece.part, RelationalPart) else Graph
+        if isinstance(piece.part, HypergraphPart):
+            raise ValueError(f"{self.folder} must have parts of a graph, got those of a hypergraph")
+        arrays = {field.name: getattr(piece.part, field.name) for field in fields(kind)}
+        ids: Any = np.concatenate([piece.node_ids, *piece.halo_ids])
+        sizes = getattr(piece.part, "whole_type_sizes", None) or None
+        overflow: Any = np.zeros((), bool)
+        return Blocks((kind(**arrays),), ids, overflow, node_type_sizes=sizes)
 
 
 # --- Writing -------------------------------------------------------------------------------------
@@ -212,11 +299,16 @@ def write_parts(
         edge_ids = (
             part.hyperedge_ids if isinstance(part, HypergraphPart) else edges_of(part).edge_ids
         )
-        values = _select(node_rows, piece.node_ids) | _select(edge_rows, np.asarray(edge_ids))
+        piece = piece._replace(
+            node_values=_select(node_rows, piece.node_ids),
+            edge_values=_select(edge_rows, np.asarray(edge_ids)),
+        )
         arrays: list[np.ndarray] = []
-        structure = json.dumps(_encode(piece._replace(values=values), arrays))
+        descriptions = _encode(piece, arrays), _encode(Ends.of(piece), arrays)
+        structure = json.dumps(descriptions)
         _save(folder / f"{len(digests)}.npz", {str(i): array for i, array in enumerate(arrays)})
-        digests.append(digest(arrays))
+        ends = [arrays[i] for i in _array_numbers(descriptions[1])]
+        digests.append(np.stack([digest(arrays), digest(ends)]))
 
     deque(map(write, pieces), 0)  # keeps no piece while the next one is made
     plan: dict[str, Any] = {
@@ -272,9 +364,11 @@ def _save(path: Path, arrays: dict[str, Any]) -> None:
 
 def _encode(value: object, arrays: list[np.ndarray]) -> object:
     """Describe a piece for JSON, and append its arrays to a list."""
-    if isinstance(value, np.ndarray):  # files have no bfloat16 and similar types
-        arrays.append(value.view(f"u{value.itemsize}") if value.dtype.kind == "V" else value)
-        return {"array": len(arrays) - 1, "dtype": value.dtype.name}
+    if isinstance(value, np.ndarray):
+        number = next((i for i, array in enumerate(arrays) if array is value), len(arrays))
+        if number == len(arrays):  # files have no bfloat16 and similar types
+            arrays.append(value.view(f"u{value.itemsize}") if value.dtype.kind == "V" else value)
+        return {"array": number, "dtype": value.dtype.name}
     cls: Any = type(value)
     if cls.__name__ in CLASSES:
         names = [field.name for field in fields(cls)] if is_dataclass(cls) else cls._fields
@@ -288,7 +382,12 @@ def _encode(value: object, arrays: list[np.ndarray]) -> object:
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def _decode(description: Any, arrays: Sequence[np.ndarray], axis: str) -> object:
+def _array_numbers(ends: object) -> list[int]:
+    """Return the numbers of the arrays of a description of `Ends`, which has no other integers."""
+    return sorted({leaf for leaf in jax.tree.leaves(ends) if isinstance(leaf, int)})
+
+
+def _decode(description: Any, arrays: Mapping[int, np.ndarray], axis: str) -> object:
     """Invert `_encode`; exchanges get the name of the mesh axis."""
     if isinstance(description, list):
         return tuple(_decode(item, arrays, axis) for item in description)
@@ -312,24 +411,56 @@ def _read_plan(path: Path, axis: str, count: int) -> dict[str, np.ndarray]:
     if plan.keys() != {"parts", "num_parts", "places", "digests", "told"}:
         raise ValueError(f"{path} is no plan of parts")
     digests, places = plan["digests"], plan["places"]
-    if digests.ndim != 2 or places.ndim != 1 or places.dtype not in (np.int32, np.int64):
+    if digests.shape[1:] != (2, 4) or places.ndim != 1 or places.dtype not in (np.int32, np.int64):
         raise ValueError(f"{path} is no plan of parts")
-    if len(digests) != count:
-        raise ValueError(f"{path} has {len(digests)} parts, but axis {axis!r} {count} devices")
+    if len(digests) < count:
+        raise ValueError(
+            f"{path} has {len(digests)} parts, but axis {axis!r} {count} devices: load the parts "
+            f"on at most {len(digests)} devices, or write {count} of them or more"
+        )
     return plan
 
 
-def _read_piece(path: Path, plan: Mapping[str, np.ndarray], axis: str, part: int) -> Piece:
-    # Keys are numbers of arrays, in the order of `_encode`.
-    members = read_npz(path, f"the part of device {part}")
-    arrays = [members[key] for key in sorted(members, key=lambda key: (len(key), key))]
-    if not np.array_equal(digest(arrays), plan["digests"][part]):
+def _read_part(
+    folder: Path, plan: Mapping[str, np.ndarray], axis: str, part: int, kind: type[P]
+) -> P:
+    """Read the `Piece` of a part, or its `Ends` alone."""
+    path, number = folder / f"{part}.npz", int(kind is Ends)
+    description: Any
+    try:
+        description = json.loads(str(plan["told"]))[number]
+        keys = {*map(str, _array_numbers(description))} if number else None
+    except Exception as error:  # plans that were written by hand lead to many types
+        raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
+    members = read_npz(path, f"the file of part {part}", keys)
+    names = sorted(members, key=lambda key: (len(key), key))  # keys are numbers
+    if not np.array_equal(digest([members[key] for key in names]), plan["digests"][part, number]):
         raise ValueError(f"{path} is not the part that {PLAN} was written with")
     try:
-        piece = _decode(json.loads(str(plan["told"])), arrays, axis)
-        leaves = jax.tree.leaves(piece)
-    except Exception as error:  # plans that were written by hand lead to many types
-        raise ValueError(f"{path.with_name(PLAN)} is no plan of parts: {error}") from error
-    if not isinstance(piece, Piece) or not all(isinstance(leaf, np.ndarray) for leaf in leaves):
-        raise ValueError(f"{path.with_name(PLAN)} is no plan of parts")
-    return piece
+        value = _decode(description, {int(key): members[key] for key in names}, axis)
+        leaves = jax.tree.leaves(value)
+    except Exception as error:
+        raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
+    if not isinstance(value, kind) or not all(isinstance(leaf, np.ndarray) for leaf in leaves):
+        raise ValueError(f"{folder / PLAN} is no plan of parts")
+    return value
+
+
+def _read_merged(
+    folder: Path, plan: Mapping[str, np.ndarray], axis: str, count: int, devices: Iterable[int]
+) -> tuple[dict[int, Piece], np.ndarray]:
+    """Return pieces of devices that have several parts each, and `ShardedGraph.places`."""
+    num_parts = len(plan["digests"])
+    try:
+        merge = Merge.of([_read_part(folder, plan, axis, i, Ends) for i in range(num_parts)], count)
+        pieces = {}
+        for device in devices:
+            parts = np.flatnonzero(merge.device_of == device).tolist()
+            read = (_read_part(folder, plan, axis, part, Piece) for part in parts)
+            with host_arrays():
+                pieces[device] = merge.merged(device, read, axis)
+    except Exception as error:
+        if str(error).startswith(str(folder)):  # names a file
+            raise
+        raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
+    return pieces, merge.own[0].places

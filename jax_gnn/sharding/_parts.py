@@ -392,6 +392,11 @@ def edges_into_nodes(part: Part | RelationalPart | HypergraphPart) -> Graph:
     return part.back if isinstance(part, HypergraphPart) else edges_of(part)
 
 
+def graphs_of(part: Part | RelationalPart | HypergraphPart) -> tuple[Graph, ...]:
+    """Return the edges of each exchange of `exchanges_of`."""
+    return (part.into, part.back) if isinstance(part, HypergraphPart) else (edges_of(part),)
+
+
 def exchanges_of(part: Part | RelationalPart | HypergraphPart) -> tuple[Exchange, ...]:
     """Return the exchanges of an aggregation: of a hypergraph to its hyperedges, then to nodes."""
     if isinstance(part, HypergraphPart):

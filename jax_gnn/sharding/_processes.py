@@ -11,6 +11,16 @@ from jax.sharding import Mesh
 SAMPLE_BYTES = 1 << 24
 
 
+def largest(mesh: Mesh, sizes: np.ndarray) -> np.ndarray:
+    """Return the largest of each size over the processes; all call this after `check_same`."""
+    if len({device.process_index for device in mesh.devices.flat}) == 1:
+        return sizes
+    from jax.experimental.multihost_utils import process_allgather
+
+    gathered: np.ndarray = process_allgather(sizes)
+    return np.asarray(gathered.max(0))
+
+
 def check_same(mesh: Mesh, **arguments: object) -> None:
     """Raise a ValueError on every process if an argument differs between processes.
 

@@ -533,7 +533,9 @@ def assemble(
     count = mesh.shape[axis]
     block = -(-len(places) // count)
     node_places = _from_rows((count, block), sharding, lambda i: _block(places, i, block))
-    part, node_ids, values = jax.tree.map(stack, *pieces.values())
+    # The ids of the halo are only needed where pieces are merged.
+    device_pieces = [piece._replace(halo_ids=()) for piece in pieces.values()]
+    part, node_ids, _, node_values, edge_values = jax.tree.map(stack, *device_pieces)
 
     def is_exchange(node: object) -> bool:
         return isinstance(node, Exchange)
@@ -544,4 +546,5 @@ def assemble(
         part,
         is_leaf=is_exchange,
     )
-    return ShardedGraph(part, node_ids, node_places, mesh, axis, len(places)), values
+    sharded = ShardedGraph(part, node_ids, node_places, mesh, axis, len(places))
+    return sharded, {**node_values, **edge_values}

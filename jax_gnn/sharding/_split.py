@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -31,13 +31,33 @@ from jax_gnn.sharding._exchange import (
 from jax_gnn.sharding._partition import SplitArgs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 
+G = TypeVar("G", bound=RelationalGraph)
+
 
 class Piece(NamedTuple):
     """Piece of a split graph for one device, in numpy."""
 
     part: Part | RelationalPart | HypergraphPart  # the device's part of `ShardedGraph.part`
     node_ids: np.ndarray  # (capacity,), the device's row of `ShardedGraph.node_ids`
-    values: Mapping[str, object]  # values of the device's nodes and edges, by name
+    halo_ids: tuple[np.ndarray, ...]  # for each exchange (slots,), the id that arrives in each slot
+    node_values: Mapping[str, Any]  # values of the device's nodes, by name
+    edge_values: Mapping[str, Any]  # values of the device's edges or hyperedges, by name
+
+    @classmethod
+    def of(
+        cls,
+        graphs: Sequence[tuple[Any, np.ndarray]],
+        num_hyperedges: int = 0,
+        node_values: Mapping[str, Any] | None = None,
+        edge_values: Mapping[str, Any] | None = None,
+    ) -> Piece:
+        """Make a piece of the part of a graph and the ids of its sources; a hypergraph has two."""
+        own = [ids[: part.exchange.num_own] for part, ids in graphs]
+        halo_ids = tuple(ids[part.exchange.num_own :] for part, ids in graphs)
+        part = graphs[0][0]
+        if len(graphs) == 2:
+            part = HypergraphPart(part, graphs[1][0], own[1], num_hyperedges)  # type: ignore[arg-type]
+        return cls(part, own[0], halo_ids, node_values or {}, edge_values or {})
 
 
 class LocalRows(NamedTuple):
@@ -74,18 +94,13 @@ def split_graph(args: SplitArgs, axis: str) -> tuple[list[Piece], np.ndarray]:
     if not isinstance(graph, Hypergraph):
         # Nodes are sources and destinations: one numbering serves both.
         parts = _split_edges(graph, rows, rows, axis)
-        return [Piece(part, ids[: part.num_dst], {}) for part, ids in parts], rows.places
+        return [Piece.of([part]) for part in parts], rows.places
     assert args.hyperedge_parts is not None
     hyperedge_rows = LocalRows.of(args.hyperedge_parts, num_parts, dtype)
     into_hyperedges = _split_edges(graph.graph, hyperedge_rows, rows, axis)
     into_nodes = _split_edges(graph.graph.transpose(), rows, hyperedge_rows, axis)
-    pieces = []
-    for (to_hyperedges, nodes), (to_nodes, hyperedges) in zip(
-        into_hyperedges, into_nodes, strict=True
-    ):
-        ids: Any = hyperedges[: to_hyperedges.num_dst]
-        part = HypergraphPart(to_hyperedges, to_nodes, ids, graph.num_hyperedges)
-        pieces.append(Piece(part, nodes[: to_nodes.num_dst], {}))
+    graphs = zip(into_hyperedges, into_nodes, strict=True)
+    pieces = [Piece.of(pair, graph.num_hyperedges) for pair in graphs]
     return pieces, rows.places
 
 
@@ -115,12 +130,9 @@ def _split_edges(
 
         graphs = list(pool.map(build, range(num_parts)))
     if isinstance(graph, RelationalGraph):
-        capacities = {
-            name: max(1, *(getattr(local, name) for local in graphs))
-            for name in ("num_src_pairs", "num_dst_pairs")
-            if getattr(graphs[0], name) is not None
-        }
-        graphs = [local.pad(**capacities) for local in graphs]
+        relational = cast("list[RelationalGraph]", graphs)
+        capacities = np.max([[1, 1], *map(num_pairs, relational)], 0)
+        graphs = [pad_pairs(local, capacities) for local in relational]
     # Sorted by source, edges from the halo come last.
     pointers = [edges_of(local).t_indptr for local in graphs]
     num_halo_edges = max(int(starts[-1] - starts[src.capacity]) for starts in pointers)
@@ -130,6 +142,18 @@ def _split_edges(
         part = make_part(graph, local, sources[reader], exchange, num_halo_edges)
         parts.append((part, sources[reader]))
     return parts
+
+
+def num_pairs(graph: RelationalGraph) -> list[int]:
+    """Return the numbers of (source, relation) and (destination, relation) pairs; 0 without any."""
+    return [graph.num_src_pairs or 0, graph.num_dst_pairs or 0]
+
+
+def pad_pairs(graph: G, capacities: np.ndarray) -> G:
+    """Pad the pairs of a relational graph, of the kinds that it has."""
+    sizes = dict(zip(("num_src_pairs", "num_dst_pairs"), capacities.tolist(), strict=True))
+    sizes = {name: size for name, size in sizes.items() if getattr(graph, name) is not None}
+    return cast(G, graph.pad(**sizes))
 
 
 class LocalEdges(NamedTuple):
