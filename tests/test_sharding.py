@@ -23,6 +23,7 @@ from op_suite import KERNELS
 
 import jax_gnn
 from jax_gnn import Graph, Hypergraph
+from jax_gnn._core import sharding
 from jax_gnn._core.sharding import Piece, Sharding, reshape
 from jax_gnn._ops.edge_region.primitive import edge_region
 
@@ -329,6 +330,58 @@ def test_what_is_moved(name, kind, rng):
     # A split program still has the kernels of a single device.
     single = moved(jax.jit(case.function).lower(*case.arrays).compile().as_text())
     assert counts.kernels or not single.kernels
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "logsumexp", "attention"])
+def test_rows_that_are_split_like_edges_are_scattered(reduce, rng):
+    """Each device adds up its own rows of results and of gradients, and has their epilogue."""
+    size = 4 * COUNT
+    graph = jax_gnn.Graph.from_edges(*rng.integers(size, size=(2, 8 * size)), num_nodes=size)
+    split = NamedSharding(mesh(AxisType.Auto), P("d"))
+    x, scale = (rng.normal(size=shape).astype(np.float32) for shape in ((size, WIDTH), (size,)))
+
+    def loss(x, scale, graph):
+        if reduce == "attention":
+            scores = x.sum(1)[:, None]
+            y = jax_gnn.additive_attention(graph, scores, scores, x[:, None])[:, 0]
+        elif reduce in ("sum", "mean"):
+            y = jax_gnn.spmm(
+                graph, x, reduce=reduce, self_scale=scale, residual=x, activation="relu"
+            )
+        else:
+            reduced = getattr(jax_gnn, f"segment_{reduce}")
+            y = reduced(x[graph.cols], graph.rows, size, indices_are_sorted=True)
+        y = jax.lax.with_sharding_constraint(y, split) if of_devices else y
+        return jnp.sum(jnp.tanh(y) * scale[:, None])
+
+    of_devices = False
+    expected = jax.value_and_grad(loss, (0, 1))(x, scale, graph)
+    of_devices = True
+    every = NamedSharding(split.mesh, P())
+    placed = jax.tree.map(
+        lambda x: jax.device_put(x, every if np.size(x) % COUNT or not np.shape(x) else split),
+        (x, scale, graph),
+    )
+    with setting("cpu"):
+        function = jax.jit(jax.value_and_grad(loss, (0, 1)), out_shardings=(every, split))
+        compiled = function.lower(*placed).compile()
+    for a, b in zip(*map(jax.tree.leaves, (compiled(*placed), expected)), strict=True):
+        assert_close(a, b, 2e-5, reduce)
+    text = compiled.as_text()
+    assert "reduce-scatter" in text
+    if reduce in ("sum", "mean", "attention"):  # the others have maxima of all rows
+        assert not re.search(rf"f32\[{size},{WIDTH}\].* all-reduce\(", text)
+
+
+def test_warning_of_whole_rows(monkeypatch, rng):
+    monkeypatch.setattr(sharding, "LARGE", 1)
+    sharding._warn_of_whole_rows.cache_clear()
+    graph = graph_of(rng)
+    split = NamedSharding(mesh(AxisType.Auto), P("d"))
+    placed = jax.tree.map(lambda x: jax.device_put(x, split) if x.shape == (EDGES,) else x, graph)
+    x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
+    with pytest.warns(UserWarning, match="sharding.shard_graph exchanges only"):
+        jax.jit(jax_gnn.spmm).lower(placed, x).compile()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

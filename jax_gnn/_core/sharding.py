@@ -18,9 +18,10 @@ import contextlib
 import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import jax
@@ -41,6 +42,7 @@ class Piece:
 
     axes: tuple[str, ...]  # the mesh axes that split the factor
     count: int  # number of pieces, all of one size
+    scatters: bool = False  # whether each device gets its share of the rows that are reduced
 
     @property
     def index(self) -> Array:
@@ -48,8 +50,17 @@ class Piece:
         return jax.lax.axis_index(self.axes)
 
     def reduce(self, x: Array, how: str = "sum") -> Array:
-        """Return the sum, or ``"max"`` or ``"min"``, of x over all pieces."""
-        return _REDUCE[how](x, self.axes)
+        """Return the sum, or ``"max"`` or ``"min"``, of x over all pieces, perhaps scattered."""
+        if not self.scatters:
+            return _REDUCE[how](x, self.axes)
+        if how == "sum":
+            return cast(Array, jax.lax.psum_scatter(x, self.axes, tiled=True))
+        return self.own(_REDUCE[how](x, self.axes), x.shape[0] // self.count)
+
+    def own(self, x: Array, size: int) -> Array:
+        """Return the device's ``size`` rows of x, which has those of all devices."""
+        result: Array = jax.lax.dynamic_slice_in_dim(x, self.index * size, size)
+        return result
 
 
 Pieces = Mapping[str, Piece]
@@ -77,6 +88,9 @@ class Sharding:
     # axis that is summed over.
     local: Callable[[Any, Any, Pieces], Any]
     sizes: Mapping[str, int] = field(default_factory=dict)  # sizes of factors in brackets
+    # Factors of first axes: such a factor is split by the mesh axes of the factor that it follows,
+    # if an array is, and a result with it is scattered as it is reduced over the other.
+    follows: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def _arrays(self) -> list[list[tuple[str, ...]]]:
@@ -112,12 +126,34 @@ class Sharding:
                         factor = remaining[0]
                         piece = pieces.get(factor, Piece((), 1))
                         count = piece.count * mesh.shape[axis]
-                        if sizes[factor] % count == 0 and not factor.isupper():
+                        is_free = not factor.isupper() and factor not in self.follows
+                        if is_free and sizes[factor] % count == 0:
                             pieces[factor] = Piece((*piece.axes, axis), count)
                             used_axes.add(axis)
                         else:  # the next factor is split only inside of this one's single elements
                             remaining = remaining[1:] if piece.count == sizes[factor] else []
-        return {name: piece for name, piece in pieces.items() if piece.count > 1}
+        pieces = {name: piece for name, piece in pieces.items() if piece.count > 1}
+        for factor, leader in self.follows.items():
+            asked = [
+                _names(entry)
+                for axes, spec in zip(self._arrays, specs, strict=True)
+                for names, entry in zip(axes, spec, strict=False)
+                if names == (factor,)
+            ]
+            of_leader = pieces.get(leader)
+            if of_leader and of_leader.axes in asked and sizes[factor] % of_leader.count == 0:
+                pieces |= {factor: of_leader, leader: replace(of_leader, scatters=True)}
+        return pieces
+
+    def largest_whole(self, pieces: Pieces, shapes: Sequence[Any]) -> int:
+        """Return the most elements of a result that is reduced over devices, and not scattered."""
+        all_axes = self._arrays[len(self.operands) :]
+        sizes = [
+            math.prod(shape)
+            for shape, axes in zip(shapes, all_axes, strict=True)
+            if axes and axes[0][0] not in pieces and self.follows.get(axes[0][0]) in pieces
+        ]
+        return max(sizes, default=0)
 
     def specs(self, pieces: Pieces) -> list[PartitionSpec]:
         """Return the specs of operands and results for pieces of factors."""
@@ -139,8 +175,13 @@ class Sharding:
         reduces = reduces or ["sum"] * len(all_axes)
         for axes, result, reduce in zip(all_axes, results, reduces, strict=True):
             factors = {name for names in axes for name in names}
-            over = [a for name, piece in pieces.items() if name not in factors for a in piece.axes]
-            joined.append(_REDUCE[reduce](result, tuple(over)) if over else result)
+            present = factors | self.follows.keys()
+            over = {name: piece for name, piece in pieces.items() if name not in present}
+            for follower in factors & self.follows.keys() & pieces.keys():
+                if piece := over.pop(self.follows[follower], None):
+                    result = piece.reduce(result, reduce)
+            axes_over = tuple(axis for piece in over.values() for axis in piece.axes)
+            joined.append(_REDUCE[reduce](result, axes_over) if axes_over else result)
         return joined
 
     def einsum(self) -> tuple[str, dict[str, Any]]:
@@ -310,6 +351,21 @@ def auto_axes_like(position: int) -> Callable[[Callable[..., Array]], Callable[.
     return decorate
 
 
+LARGE = 2**24
+"""Elements of a result that is worth a warning where all devices add it up whole."""
+
+
+@functools.cache
+def _warn_of_whole_rows() -> None:
+    """Warn once that devices which share edges exchange all rows."""
+    warnings.warn(
+        "edges are split over devices, and the rows of a result are not: all devices add up all of "
+        "them. Split arrays of nodes over the same mesh axis, into equal parts, and each gets its "
+        "own rows. jax_gnn.sharding.shard_graph exchanges only the rows that a device reads",
+        stacklevel=2,
+    )
+
+
 @dataclass(frozen=True)
 class Split:
     """A call and the rule that splits it.
@@ -337,6 +393,8 @@ class Split:
             shardings = [x.sharding for x in arrays]
             specs = [s.spec if isinstance(s, NamedSharding) else () for s in shardings]
             pieces = self.rule.pieces(mesh, [x.shape for x in arrays], specs)
+            if self.rule.largest_whole(pieces, [x.shape for x in results]) >= LARGE:
+                _warn_of_whole_rows()
             chosen = [NamedSharding(mesh, spec) for spec in self.rule.specs(pieces)]
 
             def call(*local: Array) -> list[Array]:

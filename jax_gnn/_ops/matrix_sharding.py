@@ -6,6 +6,7 @@ that is a batch, and ``e`` the entries of another matrix, of which each device h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -52,6 +53,11 @@ def matrix_sharding(
         is_gather = transposed and (csr.rows is None or csr.cols is None)
         # A gather has no ids of rows, by which its transposed half could be sorted.
         words = _words(csr, runs and not is_gather)
+        follows: dict[str, str] = {}
+        for word, axis, factor in (("out", "rows", "o"), ("in", "cols", "i")):
+            is_follower = words[axis] == UNSPLIT and words["entries"] == "e"
+            words[word] = factor if is_follower else words[axis]
+            follows |= {factor: "e"} if is_follower else {}
         heads = attributes["heads"] if "heads" in attributes else _num_heads(named, operands)
         sizes = {"h": heads} | block_sizes(named.matrix)
 
@@ -104,7 +110,8 @@ def matrix_sharding(
             return split.joined(jax.tree.leaves(bind(arrays)), pieces, reduces)
 
         shapes = [x.shape for x in result_avals]
-        split = Sharding(texts, list(map(text, results, shapes)), local, sizes)
+        of_results = [re.sub("^rows", "out", re.sub("^cols", "in", axes)) for axes in results]
+        split = Sharding(texts, list(map(text, of_results, shapes)), local, sizes, follows)
         return split
 
     return rule
