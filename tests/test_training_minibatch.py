@@ -31,8 +31,8 @@ from flax_layers.training import (
     RGCNConfig,
     SAGEConfig,
     SimpleHGNConfig,
+    feeds,
     load_checkpoint,
-    minibatch,
     neighborhoods,
     report,
     resume,
@@ -41,7 +41,7 @@ from flax_layers.training import (
 )
 from flax_layers.training.data import splits_by_time
 from flax_layers.training.epochs import Runner
-from flax_layers.training.minibatch import SampledNodes, seeds_of_epoch
+from flax_layers.training.feeds import SampledNodes, seeds_of_epoch
 from flax_layers.training.trained import TrainedModel, make_model
 from jax_gnn import Graph, cli
 from jax_gnn.datasets import GraphDataset, Split
@@ -375,7 +375,7 @@ def test_evaluation_by_layer(monkeypatch, rng):
     dataset = easy(rng, 120)
     config = settings(SAGEConfig, batch_size=16, fanouts=(3, 2))
     at_once = train(dataset, config).run
-    monkeypatch.setattr(minibatch, "CHUNK_EDGES", 100)
+    monkeypatch.setattr(feeds, "CHUNK_EDGES", 100)
     by_layer = train(dataset, config).run
     for name in ("train_accuracy", "valid_accuracy", "test_accuracy"):
         a, b = getattr(at_once, name), getattr(by_layer, name)
@@ -616,8 +616,8 @@ def test_a_step_does_not_depend_on_the_capacity(fits, monkeypatch, rng):
         capacities.append((seeds + 40, sources * 3 // 4) if fits else (seeds + 2, seeds + 4))
         return capacities[-1]
 
-    monkeypatch.setattr(minibatch, "_SMALL", 0)
-    monkeypatch.setattr(minibatch, "block_capacity", capacity)
+    monkeypatch.setattr(feeds, "_SMALL", 0)
+    monkeypatch.setattr(feeds, "block_capacity", capacity)
     run = train(dataset, config).run
     assert len(capacities) == 1
     np.testing.assert_allclose(run.train_loss, expected.train_loss, rtol=1e-4)

@@ -26,8 +26,8 @@ from flax_layers.training import (
     train_links,
 )
 from flax_layers.training.data import class_weights
+from flax_layers.training.feeds import SampledNodes
 from flax_layers.training.link_models import LINK_RECIPES
-from flax_layers.training.minibatch import SampledNodes
 from flax_layers.training.models import command_name
 from flax_layers.training.predictor import Predictor, _apply
 from jax_gnn import Graph, cli

@@ -19,8 +19,8 @@ from jax import Array
 from flax_layers import edge_metrics
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.data import labels, node_features, node_mask, split_of
-from flax_layers.training.direction import graph_of
 from flax_layers.training.link_tasks import EdgeTask
+from flax_layers.training.models import graph_of
 from flax_layers.training.trained import accuracy, losses, regression_errors
 from jax_gnn.datasets import (
     GraphDataset,

@@ -11,7 +11,7 @@ import numpy as np
 from flax_layers.training import options, report
 from flax_layers.training.baselines import link_baselines, verdict
 from flax_layers.training.config.links import LinkConfig
-from flax_layers.training.direction import settled_direction
+from flax_layers.training.data import settled_direction
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import (
     EdgeTask,
