@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_training import make_dataset, save
+from test_training import make_dataset, make_graph_dataset, save
 
 import jax_gnn
 from flax_layers import GCN
@@ -37,7 +37,6 @@ from flax_layers.training import (
     sources,
 )
 from flax_layers.training.data import Fingerprint, fingerprint
-from flax_layers.training.report import LinkProgress
 from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import digits_graph, load_any, load_graph, random_split
@@ -482,12 +481,6 @@ def test_usage_errors(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_corrupt_file(tmp_path, capsys):
-    path = tmp_path / "corrupt.npz"
-    path.write_bytes(b"PK\x03\x04 and then nothing")
-    assert "corrupt.npz" in user_error(capsys, small(path))
-
-
 def test_implementation_of_another_platform(data, monkeypatch, capsys):
     # CUDA is missing first, then it is the platform of JAX.
     missing = ffi.PlatformStatus("cuda", False, (), "no compiler was found", hint="get nvcc")
@@ -886,34 +879,12 @@ def test_links(model, tmp_path, capsys):
     assert "leave --data out, which has other structure" in message
 
 
-@pytest.fixture
-def plain_graph(tmp_path):
-    """An undirected graph without labels."""
-    rng = np.random.default_rng(0)
-    src, dst = rng.integers(0, 40, (2, 200))
+def test_edges_of_a_plain_graph(tmp_path, capsys):
+    src, dst = np.random.default_rng(0).integers(0, 40, (2, 200))
     edges = {"src": np.append(src, dst), "dst": np.append(dst, src)}
-    features = {"x": rng.normal(size=(40, 5)), "y": np.full(40, -1)}
-    np.savez(path := tmp_path / "plain.npz", num_nodes=40, **edges, **features)
-    return path
-
-
-def test_interrupted_links_go_on(plain_graph, tmp_path, monkeypatch, capsys):
-    words = ["train", "gcn", "--task", "link", "--data", str(plain_graph), "--epochs", "4"]
-    words += ["--output", str(tmp_path / "out")]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LinkProgress, "__call__", raising(KeyboardInterrupt))
-        assert cli.main(words) == 130
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line == f"jax-gnn: interrupted; to go on: jax-gnn {shlex.join(words)} --resume"
-    assert cli.main(words) == 2
-    assert "--resume goes on with it" in capsys.readouterr().err
-    assert cli.main([*words, "--resume"]) == 0
-    assert len(read_results(tmp_path / "out")["loss"]) == 4
-
-
-def test_edges_of_a_plain_graph(plain_graph, tmp_path, capsys):
-    path, folder, table = plain_graph, tmp_path / "out", tmp_path / "edges.csv"
+    graph = make_graph_dataset(y=np.full(40, -1), edge_features=None, **edges)
+    path = save(tmp_path / "plain.npz", graph)
+    folder, table = tmp_path / "out", tmp_path / "edges.csv"
     options = ["--data", str(path), "--epochs", "4", "--evaluate-every", "2", "--variational"]
     assert cli.main(["train", "gcn", "--task", "link", *options, "--output", str(folder)]) == 0
     out, err = capsys.readouterr()
