@@ -132,14 +132,6 @@ def test_csv_with_features_of_edges(tmp_path):
     assert graphs.edge_features.tolist() == [[5], [5], [2], [2]]
 
 
-def test_csv_of_numbers_to_regress_on(tmp_path):
-    (tmp_path / "nodes.csv").write_text("id,target,x\n1,0.5,1\n2,,2\n")
-    (tmp_path / "edges.csv").write_text("src,dst\n1,2\n")
-    data = datasets.load_csv(tmp_path)
-    assert data.regresses and data.has_label().tolist() == [True, False]
-    assert data.y[0] == 0.5 and data.x.tolist() == [[1], [2]]
-
-
 def test_csv_of_numbers_that_float32_rounds(tmp_path):
     (tmp_path / "nodes.csv").write_text("id,target,x\n1,1700000001,1700000063\n2,,2\n")
     (tmp_path / "edges.csv").write_text("src,dst,weight\n1,2,9999999999\n")

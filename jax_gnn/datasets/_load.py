@@ -149,8 +149,9 @@ def load_any(source: str, **options: Any) -> list[NodeDataset]:
     """
     datasets: list[NodeDataset] = []
     errors = []
-    loaders: tuple[Callable[..., NodeDataset], ...] = load_hypergraph, load_graph
-    for load in (*loaders, load_graphs, load_relational):
+    loaders: tuple[Callable[..., NodeDataset], ...]
+    loaders = load_hypergraph, load_graph, load_graphs, load_relational
+    for load in loaders:
         try:
             datasets.append(load(source, **options))
         except (ImportError, OSError, ValueError) as error:
