@@ -25,7 +25,6 @@ from test_training import make_dataset, make_graph_dataset, save
 import jax_gnn
 from flax_layers import GCN
 from flax_layers.training import (
-    LINK_RECIPES,
     RECIPES,
     GCNConfig,
     TrainedModel,
@@ -725,10 +724,6 @@ PRINTED = {
     "--help": "example: jax-gnn train hgnn\n",
     "predict --help": "partition wrote (default: auto)\n",
 }
-for recipe in (*RECIPES.values(), *LINK_RECIPES.values()):
-    on_devices = getattr(recipe, "structure", None) is not None
-    ending = PRINTED["predict --help"] if on_devices else "the same results\n"
-    PRINTED[f"train {recipe.config.model} --help"] = ending
 
 
 @pytest.mark.parametrize("words", PRINTED)
@@ -736,8 +731,7 @@ def test_arguments_that_only_print(words, capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(words.split())
     assert exit_info.value.code == 0
-    out = capsys.readouterr().out
-    assert out.endswith(PRINTED[words]) and ("--resume" in out) == words.startswith("train")
+    assert capsys.readouterr().out.endswith(PRINTED[words])
 
 
 def test_typed_nodes_of_several_classes(tmp_path, capsys):
