@@ -149,8 +149,8 @@ def load_any(source: str, **options: Any) -> list[NodeDataset]:
     """
     datasets: list[NodeDataset] = []
     errors = []
-    loaders: tuple[Callable[..., NodeDataset], ...]
     loaders = load_hypergraph, load_graph, load_graphs, load_relational
+    load: Callable[..., NodeDataset]
     for load in loaders:
         try:
             datasets.append(load(source, **options))
