@@ -184,7 +184,7 @@ def _hashable(value: Any) -> Any:
     """Return lists and arrays of integers as tuples: `jax.jit` hashes the options of modules."""
     if isinstance(value, np.ndarray | Array) and value.ndim and value.dtype.kind in "iu":
         value = value.tolist()
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+    return tuple(map(_hashable, value)) if type(value) in (list, tuple) else value
 
 
 def option_names(layer: type[nnx.Module]) -> tuple[str, ...]:

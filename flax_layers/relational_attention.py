@@ -351,8 +351,6 @@ class HGTConv(HGTOptions):
             self.in_features = Sizes(self.in_features)
         if not isinstance(self.node_types, int):
             self.node_types = self.type_names
-        if self.relation_ends is not None:
-            self.relation_ends = tuple(map(tuple, self.relation_ends))
         count, width = len(self.type_names), self.out_features
         head_width = width // self.heads
 

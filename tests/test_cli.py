@@ -3,7 +3,6 @@
 import argparse
 import csv
 import dataclasses
-import errno
 import json
 import os
 import pickle
@@ -21,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from test_training import make_dataset, make_graph_dataset, save
 
 import jax_gnn
 from flax_layers import GCN
 from flax_layers.training import (
-    LINK_RECIPES,
     RECIPES,
     GCNConfig,
     TrainedModel,
@@ -37,7 +36,6 @@ from flax_layers.training import (
     sources,
 )
 from flax_layers.training.data import Fingerprint, fingerprint
-from flax_layers.training.report import LinkProgress
 from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import digits_graph, load_any, load_graph, random_split
@@ -46,33 +44,13 @@ from jax_gnn.sharding import load_parts
 
 @pytest.fixture
 def data(tmp_path):
-    """A dataset of two classes in the library's own .npz schema."""
-    rng = np.random.default_rng(0)
-    y = np.repeat([0, 1], 20).astype(np.int32)
-    hyperedge_idx = np.repeat(np.arange(12), 4).astype(np.int32)
-    node_idx = np.concatenate(
-        [np.sort(20 * (i % 2) + rng.choice(20, 4, replace=False)) for i in range(12)]
-    ).astype(np.int32)
-    path = tmp_path / "tiny.npz"
-    np.savez(
-        path,
-        num_nodes=40,
-        num_hyperedges=12,
-        node_idx=node_idx,
-        hyperedge_idx=hyperedge_idx,
-        x=(rng.normal(size=(40, 6)) + y[:, None]).astype(np.float32),
-        y=y,
-    )
-    return path
+    """A hypergraph of two classes in the library's own .npz schema."""
+    return Path(save(tmp_path / "tiny.npz", make_dataset()))
 
 
 @pytest.fixture
-def featureless(data):
-    with np.load(data) as arrays:
-        fields = {name: arrays[name] for name in arrays.files if name != "x"}
-    path = data.with_name("featureless.npz")
-    np.savez(path, **fields)
-    return path
+def featureless(tmp_path):
+    return Path(save(tmp_path / "featureless.npz", make_dataset(x=None)))
 
 
 @pytest.fixture
@@ -157,44 +135,32 @@ def check_prediction(capsys, folder, data, nodes):
 
 
 @pytest.mark.usefixtures("exact_products")
-# Two of the models: test_training.py trains all of them, and --help reads all their options.
-@pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(small(planetoid, "--layers", "3", model=model)) == 0
-    out = capsys.readouterr().out
-    folder = Path("runs") / f"{model}-rings"
-    results = read_results(folder)
-    assert results["dataset"] == {
-        "name": "rings",
-        "num_nodes": 40,
-        "num_edges": 80,
-        "num_features": 6,
-        "num_classes": 2,
-    }
-    assert "rings: 40 nodes, 80 edges, 6 features, 2 classes" in out
+# Four of the models: test_training.py trains all of them, and --help reads all their options.
+@pytest.mark.parametrize(
+    ("model", "source", "option", "nodes"),
+    [
+        ("gcn", "planetoid", ("--layers", "3"), (8, 22, 10)),
+        ("gat", "planetoid", ("--layers", "3"), (8, 22, 10)),
+        ("unigcnii", "data", ("--feature-normalization", "row"), (20, 10, 10)),
+        ("allsettransformer", "data", ("--feature-normalization", "row"), (20, 10, 10)),
+    ],
+)
+def test_train_and_predict(request, model, source, option, nodes, tmp_path, capsys):
+    path, folder = request.getfixturevalue(source), tmp_path / "out"
+    assert cli.main(small(path, *option, "--output", str(folder), model=model)) == 0
+    out, results = capsys.readouterr().out, read_results(folder)
     assert "same predictions" in out
+    if source == "planetoid":
+        sizes = {"num_nodes": 40, "num_edges": 80, "num_features": 6, "num_classes": 2}
+        assert results["dataset"] == {"name": "rings", **sizes}
+        assert "rings: 40 nodes, 80 edges, 6 features, 2 classes" in out
     run, plain = results["jax_gnn"], results["plain_jax"]
     assert run["test_accuracy_mean"] == pytest.approx(plain["test_accuracy_mean"], abs=0.11)
     assert [round(10 * a, 5) % 1 for a in run["test_accuracy"]] == [0, 0]  # the ten test nodes
-    assert load_checkpoint(folder / "checkpoint").model.num_layers == 3
-    assert (folder / "learning_curves.png").stat().st_size > 10_000
-    check_prediction(capsys, folder, planetoid, (8, 22, 10))
-
-
-@pytest.mark.usefixtures("exact_products")
-@pytest.mark.parametrize("model", ["unigcnii", "allsettransformer"])
-def test_train_on_a_hypergraph(model, data, tmp_path, capsys):
-    folder = tmp_path / "out"
-    options = ("--epochs", "3", "--splits", "1", "--output", str(folder))
-    options += ("--feature-normalization", "row")
-    assert cli.main(small(data, *options, model=model)) == 0
-    assert "same predictions" in capsys.readouterr().out
-    results = read_results(folder)
-    assert results["config"]["hidden_features"] == 8
-    assert len(results["plain_jax"]["test_accuracy"]) == 1
-    assert type(load_checkpoint(folder / "checkpoint").model) is RECIPES[model].model
-    check_prediction(capsys, folder, data, (20, 10, 10))
+    loaded = load_checkpoint(folder / "checkpoint").model
+    assert type(loaded) is RECIPES[model].model
+    assert loaded.num_layers == (3 if source == "planetoid" else 1)
+    check_prediction(capsys, folder, path, nodes)
 
 
 def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, capsys):
@@ -495,6 +461,9 @@ USAGE_ERRORS = [
     ("train hgnn --seed -1", "argument --seed: expected a whole number from 0 to 2147483647, got"),
     ("train hgnn --learning-rate nan", "argument --learning-rate: expected a positive number, got"),
     ("train sage --reduce maxx", "argument --reduce: invalid choice: 'maxx'"),
+    ("train sage --fanouts 5,0", "argument --fanouts: expected whole numbers"),
+    ("train sage --fanouts 5,x", "argument --fanouts: expected whole numbers"),
+    ("train sage --batch-size 2.5", "argument --batch-size: expected a whole number"),
     ("train hgnn --implementation gpu", "argument --implementation: invalid choice: 'gpu'"),
     # Required words.
     ("", "required"),
@@ -509,27 +478,6 @@ def test_usage_errors(words, message, capsys):
         cli.main(words.split())
     assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_corrupt_file(tmp_path, capsys):
-    path = tmp_path / "corrupt.npz"
-    path.write_bytes(b"PK\x03\x04 and then nothing")
-    assert "corrupt.npz" in user_error(capsys, small(path))
-
-
-def test_too_few_labels(featureless, tmp_path, capsys):
-    with np.load(featureless) as arrays:
-        changed = {name: arrays[name] for name in arrays.files}
-    # Two labels leave none to validate on.
-    changed["y"] = np.where(np.arange(40) < 2, changed["y"], -1).astype(np.int32)
-    path = tmp_path / "unlabelled.npz"
-    np.savez(path, **changed)
-    message = user_error(capsys, small(path, "--features", "random"))
-    assert "2 labelled nodes" in message
-    changed |= {"train_idx": [0], "val_idx": np.zeros(0, int), "test_idx": [1]}
-    np.savez(path, **changed)
-    message = user_error(capsys, small(path, "--features", "random"))
-    assert "has a published split without validation nodes" in message
 
 
 def test_implementation_of_another_platform(data, monkeypatch, capsys):
@@ -662,17 +610,6 @@ def test_results_of_a_run_are_kept(data, tmp_path, monkeypatch, capsys):
     assert reached
 
 
-def test_full_disk_is_one_line(data, tmp_path, monkeypatch, capsys):
-    # As the operating system reports it, with the file that did not fit.
-    full = OSError(errno.ENOSPC, "No space left on device", "checkpoint")
-    monkeypatch.setattr(report, "save_checkpoint", raising(full))
-    folder = tmp_path / "out"
-    assert cli.main(small(data, "--no-baseline", "--output", str(folder))) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    line, _, command = line.partition("; to go on: jax-gnn train hgnn ")
-    assert line == f"jax-gnn: error: --output {folder}: No space left on device" and command
-
-
 def test_nearest_format(tmp_path):
     (tmp_path / "edge.csv").touch()
     with pytest.raises(ValueError, match=r"nearest is a folder with nodes.csv and edges.csv; "):
@@ -784,30 +721,19 @@ def test_data_of_triples(tmp_path, capsys):
     assert re.search(r" lacking .* has 0 labelled nodes.* \(rgcn, rgat, hgt, simplehgn\)\n", out)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--version"],
-        ["--help"],
-        ["predict", "--help"],
-        *(["train", model, "--help"] for model in (*RECIPES, *LINK_RECIPES)),
-    ],
-)
-def test_arguments_that_only_print(arguments, capsys):
+PRINTED = {
+    "--version": f"jax-gnn {jax_gnn.__version__}\n",
+    "--help": "example: jax-gnn train hgnn\n",
+    "predict --help": "partition wrote (default: auto)\n",
+}
+
+
+@pytest.mark.parametrize("words", PRINTED)
+def test_arguments_that_only_print(words, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        cli.main(arguments)
+        cli.main(words.split())
     assert exit_info.value.code == 0
-    out = capsys.readouterr().out
-    expected = {
-        "--version": f"jax-gnn {jax_gnn.__version__}\n",
-        "--help": "example: jax-gnn train hgnn\n",
-        "predict": "partition wrote (default: auto)\n",
-    }
-    recipe = RECIPES.get(arguments[-2]) if arguments[0] == "train" else None
-    on_devices = recipe is not None and recipe.structure is not None
-    ending = expected["predict"] if on_devices else "the same results\n"
-    assert out.endswith(expected.get(arguments[0], ending))
-    assert arguments[0] != "train" or "--resume" in out
+    assert capsys.readouterr().out.endswith(PRINTED[words])
 
 
 def test_typed_nodes_of_several_classes(tmp_path, capsys):
@@ -949,34 +875,12 @@ def test_links(model, tmp_path, capsys):
     assert "leave --data out, which has other structure" in message
 
 
-@pytest.fixture
-def plain_graph(tmp_path):
-    """An undirected graph without labels."""
-    rng = np.random.default_rng(0)
-    src, dst = rng.integers(0, 40, (2, 200))
+def test_edges_of_a_plain_graph(tmp_path, capsys):
+    src, dst = np.random.default_rng(0).integers(0, 40, (2, 200))
     edges = {"src": np.append(src, dst), "dst": np.append(dst, src)}
-    features = {"x": rng.normal(size=(40, 5)), "y": np.full(40, -1)}
-    np.savez(path := tmp_path / "plain.npz", num_nodes=40, **edges, **features)
-    return path
-
-
-def test_interrupted_links_go_on(plain_graph, tmp_path, monkeypatch, capsys):
-    words = ["train", "gcn", "--task", "link", "--data", str(plain_graph), "--epochs", "4"]
-    words += ["--output", str(tmp_path / "out")]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LinkProgress, "__call__", raising(KeyboardInterrupt))
-        assert cli.main(words) == 130
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line == f"jax-gnn: interrupted; to go on: jax-gnn {shlex.join(words)} --resume"
-    assert cli.main(words) == 2
-    assert "--resume goes on with it" in capsys.readouterr().err
-    assert cli.main([*words, "--resume"]) == 0
-    assert len(read_results(tmp_path / "out")["loss"]) == 4
-
-
-def test_edges_of_a_plain_graph(plain_graph, tmp_path, capsys):
-    path, folder, table = plain_graph, tmp_path / "out", tmp_path / "edges.csv"
+    graph = make_graph_dataset(y=np.full(40, -1), edge_features=None, **edges)
+    path = save(tmp_path / "plain.npz", graph)
+    folder, table = tmp_path / "out", tmp_path / "edges.csv"
     options = ["--data", str(path), "--epochs", "4", "--evaluate-every", "2", "--variational"]
     assert cli.main(["train", "gcn", "--task", "link", *options, "--output", str(folder)]) == 0
     out, err = capsys.readouterr()
@@ -1018,6 +922,7 @@ def test_incompatible_settings_and_data(tmp_path, monkeypatch, capsys):
     write_links(Path("typed.npz"), **labels, **types)
     for words, message in (
         ("gat --hidden-features 9", "heads must divide hidden_features"),
+        ("sage --batch-size 8 --fanouts 5", "fanouts must be one for each of num_layers = 2"),
         ("rgcn-link --data shifts.npz --hidden-features 8", "num_blocks must divide"),
         ("rgcn-link --data shifts.npz --blocks 7 --embedding-features 8", "num_blocks.*got.*7"),
         ("hgt --data typed.npz", "relation 0 runs from nodes of the types 'a' and 'b'"),

@@ -573,10 +573,6 @@ def test_text_files(tmp_path):
     data = read(tmp_path / "a.csv.gz")
     assert data.node_names.tolist() == [1, 2]
     assert data.edges["w"].tolist() == [5, 6]
-    pyarrow = need("pyarrow")
-    with pyarrow.output_stream(str(tmp_path / "a.csv.zst")) as file:
-        file.write(text.encode())
-    assert_equal(read(tmp_path / "a.csv.zst"), data)
     # The last comment before the edges is the header.
     lists = "# Directed graph\n# FromNodeId\tToNodeId\tSign\n30\t1412\t-1\n#\n\n1412 4 1\n"
     (tmp_path / "a.txt").write_text(lists)

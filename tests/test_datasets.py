@@ -37,10 +37,14 @@ def toy(**changes):
 
 
 def assert_same(actual, expected):
-    for field in dataclasses.fields(HypergraphDataset):
+    """Check that datasets are the same, whatever the format of their files."""
+    assert type(actual) is type(expected)
+    for field in dataclasses.fields(expected):
+        if field.name == "format":
+            continue
         a, b = getattr(actual, field.name), getattr(expected, field.name)
         if isinstance(b, np.ndarray):
-            assert a.dtype == b.dtype, field.name
+            assert a is not None and a.dtype == b.dtype, field.name
             np.testing.assert_array_equal(a, b, err_msg=field.name)
         else:
             assert a == b, field.name
@@ -61,17 +65,15 @@ def npz_arrays(**changes):
     return {key: value for key, value in (arrays | changes).items() if value is not None}
 
 
-def csr_arrays(matrix, **changes):
-    # Keys of sparse features replace the key of dense ones.
+def csr_arrays(matrix):
+    """Return the keys of sparse features, which replace the key of dense ones."""
     csr = scipy.sparse.csr_matrix(matrix)
-    arrays = {
-        "x": None,
-        "x_data": csr.data,
-        "x_indices": csr.indices,
-        "x_indptr": csr.indptr,
-        "x_shape": np.array(csr.shape),
-    }
-    return npz_arrays(**(arrays | changes))
+    parts = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr, "shape": csr.shape}
+    return {"x": None} | {f"x_{name}": np.asarray(part) for name, part in parts.items()}
+
+
+def sparse_arrays(matrix, **changes):
+    return npz_arrays(**(csr_arrays(matrix) | changes))
 
 
 def write_npz(folder):
@@ -84,7 +86,7 @@ def write_npz(folder):
 
 
 def write_sparse_npz(folder):
-    np.savez_compressed(folder / "toy.npz", **csr_arrays(X))
+    np.savez_compressed(folder / "toy.npz", **sparse_arrays(X))
     return folder / "toy.npz", toy()
 
 
@@ -281,34 +283,34 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
             "label_names: expected strings, got what is not Unicode",
         ),
         # Sparse features, whose parts contradict each other.
-        (csr_arrays(X, x=X), "both dense features 'x' and sparse ones"),
-        (csr_arrays(X, x_shape=None), "lacks 'x_shape'"),
-        (csr_arrays(X, x_data=None), "lacks 'x_data'"),
-        (csr_arrays(X, x_shape=np.array([5])), "x_shape: expected two integers"),
-        (csr_arrays(X, x_shape=np.array([5, -3])), "x_shape: expected a number from 0"),
-        (csr_arrays(X, x_shape=np.array([5, 2])), "x: not a valid CSR matrix: .*indices"),
-        (csr_arrays(X, x_shape=np.array([4, 3])), "x: not a valid CSR .*: indptr has 6 entries"),
-        (csr_arrays(X, x_indptr=np.array([0, 4, 2, 4, 5, 6])), "x: not a valid CSR matrix"),
+        (sparse_arrays(X, x=X), "both dense features 'x' and sparse ones"),
+        (sparse_arrays(X, x_shape=None), "lacks 'x_shape'"),
+        (sparse_arrays(X, x_data=None), "lacks 'x_data'"),
+        (sparse_arrays(X, x_shape=np.array([5])), "x_shape: expected two integers"),
+        (sparse_arrays(X, x_shape=np.array([5, -3])), "x_shape: expected a number from 0"),
+        (sparse_arrays(X, x_shape=np.array([5, 2])), "x: not a valid CSR matrix: .*indices"),
+        (sparse_arrays(X, x_shape=np.array([4, 3])), "x: not a valid CSR .*: indptr has 6 entries"),
+        (sparse_arrays(X, x_indptr=np.array([0, 4, 2, 4, 5, 6])), "x: not a valid CSR matrix"),
         (
-            csr_arrays(X[:2], x_indptr=np.array([0, 10**9, 0], np.int32)),
+            sparse_arrays(X[:2], x_indptr=np.array([0, 10**9, 0], np.int32)),
             "x: not a valid CSR matrix: indptr must start at 0 and never decrease",
         ),
         (
-            csr_arrays(X[:4], x_indptr=np.array([0, 2**30, 2**31 - 1, -(2**30), 1], np.int32)),
+            sparse_arrays(X[:4], x_indptr=np.array([0, 2**30, 2**31 - 1, -(2**30), 1], np.int32)),
             "x: not a valid CSR matrix: indptr must start at 0 and never decrease",
         ),
         # scipy itself accepts some of these, and would then read other memory.
-        (csr_arrays(X, x_indptr=np.array([1, 2, 2, 4, 5, 6])), "indptr must start at 0"),
-        (csr_arrays(X, x_indptr=np.array([0, 2, 2, 4, 5, 7])), "indptr ends at 7"),
-        (csr_arrays(X, x_indices=np.full(6, 2**32)), r"indices must be in \[0, 3\)"),
-        (csr_arrays(X, x_data=np.ones(5)), "indices has 6 entries in place of 5"),
-        (csr_arrays(X, x_indices=-np.ones(6, int)), "x: not a valid CSR matrix"),
-        (csr_arrays(X, x_indices=np.ones(6)), "x_indices: expected integers"),
-        (csr_arrays(X, x_data=np.array(list("abcdef"))), "x_data: expected real numbers"),
-        (csr_arrays(X[:4]), "x: expected one row for each of 5 nodes"),
-        (csr_arrays(X, x_shape=np.array([5, 2**62])), "x_shape: expected a number from 0 to"),
+        (sparse_arrays(X, x_indptr=np.array([1, 2, 2, 4, 5, 6])), "indptr must start at 0"),
+        (sparse_arrays(X, x_indptr=np.array([0, 2, 2, 4, 5, 7])), "indptr ends at 7"),
+        (sparse_arrays(X, x_indices=np.full(6, 2**32)), r"indices must be in \[0, 3\)"),
+        (sparse_arrays(X, x_data=np.ones(5)), "indices has 6 entries in place of 5"),
+        (sparse_arrays(X, x_indices=-np.ones(6, int)), "x: not a valid CSR matrix"),
+        (sparse_arrays(X, x_indices=np.ones(6)), "x_indices: expected integers"),
+        (sparse_arrays(X, x_data=np.array(list("abcdef"))), "x_data: expected real numbers"),
+        (sparse_arrays(X[:4]), "x: expected one row for each of 5 nodes"),
+        (sparse_arrays(X, x_shape=np.array([5, 2**62])), "x_shape: expected a number from 0 to"),
         # Small files that would take gigabytes.
-        (csr_arrays(X, x_shape=np.array([5, 2 * 10**8])), "x would take .* bytes of memory"),
+        (sparse_arrays(X, x_shape=np.array([5, 2 * 10**8])), "x would take .* bytes of memory"),
         (npz_arrays(num_hyperedges=2 * 10**9), "num_hyperedges would take .* bytes of memory"),
         (npz_arrays(y=np.zeros((2**40, 0), int)), "'y': it would take .* bytes of memory"),
     ],
@@ -647,18 +649,33 @@ def test_features_refuse(changes, options, message):
 # One entry
 
 
-def test_unknown_sources(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; known are digits"):
-        load_hypergraph(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"is an empty folder; known are digits"):
-        load_hypergraph(tmp_path)
+KNOWN = {  # a format of each loader
+    datasets.load_graph: "digits: .*load_graph_npz",
+    datasets.load_hypergraph: "digits: .*load_npz",
+    datasets.load_graphs: "a folder with NAME_A.txt: TUDataset",
+    datasets.load_relational: "NAME.npz: plain arrays .see load_relational_npz",
+}
+
+
+@pytest.mark.parametrize("load", KNOWN)
+def test_unknown_sources(tmp_path, load):
+    with pytest.raises(FileNotFoundError, match=f"nowhere does not exist; known are {KNOWN[load]}"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=f"is an empty folder; known are {KNOWN[load]}"):
+        load(tmp_path)
     (tmp_path / "notes.csv").write_text("1,2")
     for source in (tmp_path, tmp_path / "notes.csv"):
-        with pytest.raises(ValueError, match=r"is of no known format; known are digits"):
-            load_hypergraph(source)
+        with pytest.raises(ValueError, match=f"is of no known format; known are {KNOWN[load]}"):
+            load(source)
     write_npz(tmp_path)
-    with pytest.raises(ValueError, match=r"is a folder of \.npz files; name one of them"):
-        load_hypergraph(tmp_path)
+    is_unknown = load is datasets.load_graphs
+    message = "is of no known" if is_unknown else r"is a folder of \.npz files; name one of them"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+def test_folders_of_several_formats(tmp_path):
+    write_npz(tmp_path)
     _, expected = write_allset(tmp_path)
     assert_same(load_hypergraph(tmp_path), expected)
     write_cornell(tmp_path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_datasets_relational import write
 
 from jax_gnn import Graph, datasets
 from jax_gnn.datasets import RelationalDataset
@@ -161,12 +161,6 @@ TEXT = {
     "valid.txt": "Genf\tin\tCH\n",
     "test.txt": "FR\tnear\tCH\n",
 }
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8", newline="")
-    return folder
 
 
 def facts_of(dataset: RelationalDataset, part: str) -> set[tuple[str, str, str]]:

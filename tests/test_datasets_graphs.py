@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_gnn import datasets
 from jax_gnn.datasets import GraphsDataset, load_graph, load_graphs, random_folds
 
 # A triangle with two tags, and a pair.
@@ -203,8 +202,3 @@ def test_folds(rng):
     np.testing.assert_array_equal(folds, random_folds(y, 10, seed=3))
     with pytest.raises(ValueError, match="folds must be from 2 to the 2 labels, got 3"):
         random_folds(np.array([0, 1, -1]), 3, seed=0)
-
-
-def test_nothing_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"does not exist; known are .*TUDataset"):
-        datasets.load_graphs(tmp_path / "absent")

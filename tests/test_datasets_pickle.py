@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import pickletools
 import shutil
 import subprocess
 import sys
@@ -10,90 +11,70 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import scipy.sparse
+from test_datasets import X, Y, assert_same, dump, write_hypergcn
 
 from jax_gnn.datasets import PickleFormatError, load_hypergcn
 from jax_gnn.datasets._pickle import load_pickle
 
-X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25]], np.float32)
-Y = [2, 0, 1, 0, 2]
+FILES = "hypergraph", "labels", "features", "splits/2"
 
 
-def dump(path, value, protocol=4):
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(pickle.dumps(value, protocol))
+def as_python_2(data):
+    """Return a pickle of protocol 3 with old names of modules, and with strings for bytes."""
+    strings = {"SHORT_BINBYTES": b"U", "BINBYTES": b"T", "PROTO": b"\x80\x02"}
+    changed = bytearray(data)
+    for opcode, _, position in pickletools.genops(data):
+        new = strings.get(opcode.name, b"")
+        changed[position : position + len(new)] = new
+    names = {b"numpy._core.": b"numpy.core.", b"sparse._csr": b"sparse.csr"}
+    for name, old_name in (names | {b"builtins": b"__builtin__"}).items():
+        changed = changed.replace(name, old_name)
+    return bytes(changed)
 
 
-def write(folder, protocol=4):
-    dump(folder / "hypergraph.pickle", {"Müller": {0, 1, 3}, "b": [2]}, protocol)
-    dump(folder / "labels.pickle", np.array(Y, np.int16), protocol)
-    dump(folder / "features.pickle", scipy.sparse.csr_matrix(X), protocol)
-    split = {"train": [np.int64(0), np.int64(4)], "test": [1, 2, 3]}
-    dump(folder / "splits" / "1.pickle", split, protocol)
-
-
-def assert_good(folder, y=Y):
-    data = load_hypergcn(folder)
-    assert data.node_idx.tolist() == [0, 1, 3, 2]
-    assert data.hyperedge_idx.tolist() == [0, 0, 0, 1]
-    np.testing.assert_array_equal(data.x, X)
-    assert data.y.tolist() == list(y)
-
-
-def test_hypergcn_reads_old_module_paths(tmp_path):
-    write(tmp_path, protocol=3)  # names globals in plain text
-    replaced = 0
-    for file in tmp_path.rglob("*.pickle"):
-        old = file.read_bytes()
-        new = old.replace(b"numpy._core.", b"numpy.core.").replace(b"sparse._csr", b"sparse.csr")
-        replaced += new != old
+def test_python_2(tmp_path):
+    folder, expected = write_hypergcn(tmp_path, protocol=3)  # names globals in plain text
+    dump(folder / "labels.pickle", np.array(Y, "<i2"), 3)
+    for file in folder.rglob("*.pickle"):
+        new = as_python_2(file.read_bytes())
+        assert new.startswith(b"\x80\x02")
         file.write_bytes(new)
-    assert replaced == 3
-    assert_good(tmp_path)
-
-
-def test_hypergcn_reads_python_2(tmp_path):
-    write(tmp_path)
-    # {'M\xfcller': set([0, 1, 3]), 'b': [2]} as Python 2 writes it.
-    members = b"c__builtin__\nset\n((lI0\naI1\naI3\natRs"
-    (tmp_path / "hypergraph.pickle").write_bytes(
-        b"(dS'M\\xfcller'\n" + members + b"S'b'\n(lI2\nas."
-    )
-    assert_good(tmp_path)
-    # The bytes of its arrays are strings too; those of -1 are above 127.
-    shutil.rmtree(tmp_path / "splits")
+    assert_same(load_hypergcn(folder), expected)
     # -1 has bytes above 127, which text would decode.
     y = np.array([2, 0, 1, 0, -1], "<i2")
-    bytes_opcode, string_opcode = b"C\x0a" + y.tobytes(), b"U\x0a" + y.tobytes()
-    assert bytes_opcode in pickle.dumps(y, 3)
-    (tmp_path / "labels.pickle").write_bytes(
-        pickle.dumps(y, 3).replace(bytes_opcode, string_opcode)
-    )
-    assert_good(tmp_path, y)
+    (folder / "labels.pickle").write_bytes(as_python_2(pickle.dumps(y, 3)))
+    shutil.rmtree(folder / "splits")
+    # {'M\xfcller': set([0, 1, 3]), 'b': [2]} as Python 2 writes it.
+    members = b"c__builtin__\nset\n((lI0\naI1\naI3\natRs"
+    text = b"(dS'M\\xfcller'\n" + members + b"S'b'\n(lI2\nas."
+    (folder / "hypergraph.pickle").write_bytes(text)
+    data = load_hypergcn(folder)
+    assert (data.node_idx.tolist(), data.y.tolist()) == ([0, 1, 3, 2], y.tolist())
 
 
 def test_default_dictionaries_forget_their_factory(tmp_path):
-    write(tmp_path)
+    folder, expected = write_hypergcn(tmp_path)
     # The pickle names a factory, which could be any function.
-    hypergraph = defaultdict(list, {"a": [0, 1, 3], "b": [2]})
+    hypergraph = defaultdict(list, {"a": [0, 1, 3], "b": [2], "c": [0, 2, 3]})
     for protocol in range(5):
-        dump(tmp_path / "hypergraph.pickle", hypergraph, protocol)
-        assert_good(tmp_path)
-    value = load_pickle(tmp_path / "hypergraph.pickle")
+        dump(folder / "hypergraph.pickle", hypergraph, protocol)
+        assert_same(load_hypergcn(folder), expected)
+    value = load_pickle(folder / "hypergraph.pickle")
     assert isinstance(value, dict)
     with pytest.raises(KeyError):
         value["absent"]
 
 
-@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+@pytest.mark.parametrize("file", FILES)
 def test_hypergcn_damage(tmp_path, file):
-    write(tmp_path)
-    path = tmp_path / f"{file}.pickle"
+    folder, _ = write_hypergcn(tmp_path)
+    path = folder / f"{file}.pickle"
     intact = path.read_bytes()
     # Cut at any byte, a pickle is refused.
     for length in range(len(intact)):
         path.write_bytes(intact[:length])
         with pytest.raises(PickleFormatError, match="not a readable pickle") as caught:
-            load_hypergcn(tmp_path)
+            load_hypergcn(folder)
         assert str(path) in str(caught.value)
 
 
@@ -142,15 +123,15 @@ def trap(tmp_path):
 
 
 @pytest.mark.parametrize("attack", attacks("", "", ""))
-@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+@pytest.mark.parametrize("file", FILES)
 def test_pickle_does_not_execute(tmp_path, trap, attack, file):
-    write(tmp_path)
+    folder, _ = write_hypergcn(tmp_path)
     touched, all_attacks = trap
     value, culprit = all_attacks[attack]
-    path = tmp_path / f"{file}.pickle"
+    path = folder / f"{file}.pickle"
     dump(path, value)
     with pytest.raises(pickle.UnpicklingError, match=f"pickle names {culprit}") as caught:
-        load_hypergcn(tmp_path)
+        load_hypergcn(folder)
     assert str(path) in str(caught.value)
     assert isinstance(caught.value, ValueError)
     assert not touched.exists()
@@ -180,10 +161,10 @@ def test_the_attacks_are_real(tmp_path, trap, attack):
     ],
 )
 def test_pickle_refuses_names(tmp_path, module, name):
-    write(tmp_path)
-    (tmp_path / "labels.pickle").write_bytes(named(module, name) + b"(S'argument'\ntR.")
+    folder, _ = write_hypergcn(tmp_path)
+    (folder / "labels.pickle").write_bytes(named(module, name) + b"(S'argument'\ntR.")
     with pytest.raises(PickleFormatError, match=f"pickle names {module}.{name},"):
-        load_hypergcn(tmp_path)
+        load_hypergcn(folder)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +178,14 @@ def test_pickle_refuses_names(tmp_path, module, name):
 )
 @pytest.mark.parametrize("state", [{"evil": 1}, (None, {"evil": 1, "to_numpy": 1, "__new__": 1})])
 def test_pickle_cannot_change_what_it_names(tmp_path, module, name, state):
-    write(tmp_path)
-    good = (tmp_path / "labels.pickle").read_bytes()
+    folder, expected = write_hypergcn(tmp_path)
+    good = (folder / "labels.pickle").read_bytes()
     set_state = pickle.dumps(state, 0)[:-1] + b"b."
-    (tmp_path / "labels.pickle").write_bytes(named(module, name) + set_state)
+    (folder / "labels.pickle").write_bytes(named(module, name) + set_state)
     with pytest.raises(PickleFormatError, match="not a readable pickle"):
-        load_hypergcn(tmp_path)
-    (tmp_path / "labels.pickle").write_bytes(good)
-    assert_good(tmp_path)
+        load_hypergcn(folder)
+    (folder / "labels.pickle").write_bytes(good)
+    assert_same(load_hypergcn(folder), expected)
 
 
 def forged(shape, dtype, raw):
@@ -234,10 +215,10 @@ def forged_csr(**changes):
     ],
 )
 def test_forged_arrays(tmp_path, value, message):
-    write(tmp_path)
-    dump(tmp_path / "labels.pickle", value)
+    folder, _ = write_hypergcn(tmp_path)
+    dump(folder / "labels.pickle", value)
     with pytest.raises(ValueError, match=f"labels.pickle: .*{message}"):
-        load_hypergcn(tmp_path)
+        load_hypergcn(folder)
 
 
 def itself():
@@ -256,24 +237,24 @@ def itself():
         None,
     ],
 )
-@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+@pytest.mark.parametrize("file", FILES)
 def test_unexpected_values(tmp_path, value, file):
-    write(tmp_path)
-    dump(tmp_path / f"{file}.pickle", value)
+    folder, _ = write_hypergcn(tmp_path)
+    dump(folder / f"{file}.pickle", value)
     with pytest.raises(ValueError, match=f"{file}.pickle: "):
-        load_hypergcn(tmp_path)
+        load_hypergcn(folder)
 
 
 @pytest.mark.parametrize("opcodes", [b")\x81.", b"(tR."])
 @pytest.mark.parametrize("name", ["_reconstruct", "csr_matrix", "scalar"])
 def test_calls_without_state(tmp_path, name, opcodes):
-    write(tmp_path)
+    folder, _ = write_hypergcn(tmp_path)
     module = "scipy.sparse._csr" if name == "csr_matrix" else "numpy._core.multiarray"
-    (tmp_path / "features.pickle").write_bytes(b"\x80\x02" + named(module, name) + opcodes)
+    (folder / "features.pickle").write_bytes(b"\x80\x02" + named(module, name) + opcodes)
     with pytest.raises(
         ValueError, match=r"features.pickle: .*(proper state|without data|missing 2)"
     ):
-        load_hypergcn(tmp_path)
+        load_hypergcn(folder)
 
 
 @pytest.mark.parametrize(
@@ -292,24 +273,23 @@ def test_calls_without_state(tmp_path, name, opcodes):
     ],
 )
 def test_forged_csr_matrices(tmp_path, changes):
-    write(tmp_path)
-    dump(tmp_path / "features.pickle", forged_csr())
-    assert_good(tmp_path)
-    dump(tmp_path / "features.pickle", forged_csr(**changes))
+    folder, expected = write_hypergcn(tmp_path)
+    dump(folder / "features.pickle", forged_csr())
+    assert_same(load_hypergcn(folder), expected)
+    dump(folder / "features.pickle", forged_csr(**changes))
     with pytest.raises(ValueError, match=r"features.pickle: .*(CSR matrix|shape|memory)"):
-        load_hypergcn(tmp_path)
+        load_hypergcn(folder)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_hypergcn_of_any_protocol(tmp_path, protocol):
-    write(tmp_path, protocol)
-    assert_good(tmp_path)
-    split = {"train": [np.int64(0)], "test": {1, 2}}
-    dump(tmp_path / "splits" / "1.pickle", split, protocol)
-    dump(tmp_path / "features.pickle", np.asfortranarray(X.astype(">f8")), protocol)
-    assert_good(tmp_path)
-    dump(tmp_path / "features.pickle", scipy.sparse.csr_matrix(np.zeros((5, 3))), protocol)
-    np.testing.assert_array_equal(load_hypergcn(tmp_path).x, np.zeros((5, 3)))
+    folder, expected = write_hypergcn(tmp_path, protocol)
+    assert_same(load_hypergcn(folder), expected)
+    dump(folder / "splits" / "2.pickle", {"train": {0, 4}, "test": {1, 2, 3}}, protocol)
+    dump(folder / "features.pickle", np.asfortranarray(X.astype(">f8")), protocol)
+    assert_same(load_hypergcn(folder), expected)
+    dump(folder / "features.pickle", scipy.sparse.csr_matrix(np.zeros((5, 3))), protocol)
+    np.testing.assert_array_equal(load_hypergcn(folder).x, np.zeros((5, 3)))
 
 
 @pytest.mark.parametrize(
@@ -352,18 +332,18 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-@pytest.mark.parametrize("file", ["hypergraph", "labels", "features", "splits/1"])
+@pytest.mark.parametrize("file", FILES)
 def test_few_bytes_take_little_memory(tmp_path, taking_less_than, file, bomb):
-    write(tmp_path)
-    (tmp_path / f"{file}.pickle").write_bytes(b"\x80\x04" + BOMBS[bomb])
+    folder, _ = write_hypergcn(tmp_path)
+    (folder / f"{file}.pickle").write_bytes(b"\x80\x04" + BOMBS[bomb])
     with taking_less_than(2**28):
         try:
-            load_hypergcn(tmp_path)
+            load_hypergcn(folder)
         except ValueError as error:
-            assert str(tmp_path) in str(error)
+            assert str(folder) in str(error)
 
 
 def test_a_list_may_be_in_several_hyperedges(tmp_path):
-    write(tmp_path)
-    dump(tmp_path / "hypergraph.pickle", dict(zip("abc", [[0, 1, 3]] * 3, strict=True)))
-    assert load_hypergcn(tmp_path).node_idx.tolist() == [0, 1, 3] * 3
+    folder, _ = write_hypergcn(tmp_path)
+    dump(folder / "hypergraph.pickle", dict(zip("abc", [[0, 1, 3]] * 3, strict=True)))
+    assert load_hypergcn(folder).node_idx.tolist() == [0, 1, 3] * 3

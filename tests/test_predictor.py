@@ -130,28 +130,18 @@ def test_program_for_any_size(tmp_path):
     hypergraph = Hypergraph.from_incidence(*np.indices((6, 4)).reshape(2, -1))
     larger_hypergraph = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
     empty = Hypergraph.from_incidence([], [], num_nodes=5, num_hyperedges=0)
+    half = {"dtype": jnp.float32, "param_dtype": jnp.bfloat16}
     cases = [
-        (flax_layers.GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
-        (
-            flax_layers.GCN(3, 4, 2, rngs=nnx.Rngs(0)),
-            ring(4),
-            Graph.from_edges([], [], num_nodes=5),
-        ),
-        (
-            flax_layers.GAT(3, 4, 2, rngs=nnx.Rngs(0)),
-            ring(4),
-            Graph.from_edges([], [], num_nodes=0),
-        ),
-        (flax_layers.HypergraphAttention(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
-        (flax_layers.AllSetTransformer(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
-        (
-            flax_layers.GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
-            ring(4),
-            ring(30),
-        ),
-        (flax_layers.HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, larger_hypergraph),
+        (flax_layers.GCN, {}, ring(4), ring(30)),
+        (flax_layers.GCN, {}, ring(4), Graph.from_edges([], [], num_nodes=5)),
+        (flax_layers.GCN, half, ring(4), ring(30)),
+        (flax_layers.GAT, {}, ring(4), Graph.from_edges([], [], num_nodes=0)),
+        (flax_layers.HypergraphAttention, {}, hypergraph, empty),
+        (flax_layers.AllSetTransformer, {}, hypergraph, empty),
+        (flax_layers.HGNN, {}, hypergraph, larger_hypergraph),
     ]
-    for model, graph, larger in cases:
+    for kind, options, graph, larger in cases:
+        model = kind(3, 4, 2, **options, rngs=nnx.Rngs(0))
         predictor = Predictor(model, preprocessing=Preprocessing.of(rows="row"))
         predictor.export(path, graph, jnp.ones((graph.num_nodes, 3)), any_size=True)
         parameters = dict(np.load(path))

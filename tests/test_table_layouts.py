@@ -155,8 +155,9 @@ def test_named_columns_of_the_command(tmp_path, capsys):
 
 
 def test_missing_targets(tmp_path):
-    write(tmp_path, {"nodes.csv": "id,y\na,0.5\nb,N/A\n", "edges.csv": "src,dst\na,a\n"})
-    np.testing.assert_array_equal(load_csv(tmp_path).y, [0.5, np.nan])
+    write(tmp_path, {"nodes.csv": "id,y\na,0.5\nb,N/A\nc,\n", "edges.csv": "src,dst\na,a\n"})
+    data = load_csv(tmp_path)
+    assert data.regresses and data.has_label().tolist() == [True, False, False] and data.y[0] == 0.5
 
 
 @pytest.mark.parametrize(

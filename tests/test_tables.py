@@ -34,22 +34,8 @@ def customers(folder, rows=5000):
     label = rng.integers(2, size=rows)
     with (folder / "nodes.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(
-            [
-                "",
-                "id",
-                "age",
-                "income",
-                "share",
-                "since",
-                "seen",
-                "city",
-                "bio",
-                "visits",
-                "none",
-                "label",
-            ]
-        )
+        names = "id age income share since seen city bio visits none label"
+        table.writerow(["", *names.split()])
         for i in range(rows):
             age = f"{40 + 20 * label[i] + 10 * rng.normal():.1f}"
             age = rng.choice(["NA", "", "n/a", "-", "null", "None"]) if i % 20 == 7 else age

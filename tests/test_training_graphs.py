@@ -224,10 +224,11 @@ def test_regression_of_graphs_on_several_numbers():
 
 
 def test_numbers_by_command(tmp_path, capsys):
-    dataset = numbers_of_nodes()
-    arrays = {name: getattr(dataset, name) for name in ("num_nodes", "src", "dst", "x", "y")}
-    np.savez(tmp_path / "ring.npz", **arrays)
-    run = ["train", "gcn", "--data", str(tmp_path / "ring.npz"), "--epochs", "3", "--splits", "2"]
+    dataset, data = numbers_of_nodes(), str(tmp_path / "ring.npz")
+    np.savez(
+        data, **{name: getattr(dataset, name) for name in ("num_nodes", "src", "dst", "x", "y")}
+    )
+    run = ["train", "gcn", "--data", data, "--epochs", "3", "--splits", "2"]
     assert cli.main([*run, "--no-baseline", "--output", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -236,8 +237,7 @@ def test_numbers_by_command(tmp_path, capsys):
     assert f"test MAE {mae.mean():.4g} ± {mae.std(ddof=1):.2g}" in words
     assert "test RMSE" in words and "test R2" in words and "1 targets" in words
     assert "best validation R2" in err
-    table = tmp_path / "found.csv"
-    model, data = str(tmp_path / "out" / "checkpoint"), str(tmp_path / "ring.npz")
+    table, model = tmp_path / "found.csv", str(tmp_path / "out" / "checkpoint")
     assert cli.main(["predict", model, "--data", data, "--output", str(table)]) == 0
     mae = results["test_errors"]["mae"][results["checkpoint_split"] - 1]
     assert f" test MAE {mae:.4g}, RMSE " in " ".join(capsys.readouterr().out.split())

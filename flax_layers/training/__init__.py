@@ -47,16 +47,9 @@ from flax_layers.training.config.relations import (
     SimpleHGNConfig,
 )
 from flax_layers.training.data import check_dataset, node_features
-from flax_layers.training.links import (
-    LINK_RECIPES,
-    Answers,
-    LinkRecipe,
-    LinkReport,
-    LinkResult,
-    TrainedLinks,
-    check_links,
-    train_links,
-)
+from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe
+from flax_layers.training.link_tasks import check_links
+from flax_layers.training.links import Answers, LinkReport, LinkResult, TrainedLinks, train_links
 from flax_layers.training.loop import train
 from flax_layers.training.models import RECIPES, Recipe
 from flax_layers.training.plot import plot_learning_curves, plot_link_curves

@@ -19,8 +19,8 @@ from jax import Array
 from flax_layers import edge_metrics
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.data import labels, node_features, node_mask, split_of
-from flax_layers.training.direction import graph_of
 from flax_layers.training.link_tasks import EdgeTask
+from flax_layers.training.models import graph_of
 from flax_layers.training.trained import accuracy, losses, regression_errors
 from jax_gnn.datasets import (
     GraphDataset,
@@ -94,15 +94,13 @@ def baseline_scores(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.n
     models["mean" if dataset.regresses else "majority class"] = constant
     for name, z in _inputs(dataset, config).items():
         models[f"{kind} on {name}"] = linear(z)
+    # Seeds may share a split.
+    keys = [b"".join(ids.tobytes() for ids in vars(split).values()) for split in splits]
+    different = dict(zip(keys, splits, strict=True))
     scores = {}
     for name, model in models.items():
-        by_split: dict[bytes, float] = {}  # seeds may share a split
-        for split in splits:
-            key = b"".join(ids.tobytes() for ids in vars(split).values())
-            if key not in by_split:
-                by_split[key] = model(split)
-        keys = (b"".join(ids.tobytes() for ids in vars(split).values()) for split in splits)
-        scores[name] = np.array([by_split[key] for key in keys])
+        by_key = {key: model(split) for key, split in different.items()}
+        scores[name] = np.array([by_key[key] for key in keys])
     return scores
 
 
@@ -164,20 +162,8 @@ def _inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.ndarray]:
         means = _mean_matrix(*incidence[::-1], *shape) @ from_nodes
     elif isinstance(dataset, GraphsDataset):
         means = _mean_matrix(dataset.src, dataset.dst, dataset.num_nodes)
-    elif isinstance(dataset, RelationalDataset):
-        src, dst, times = dataset.src, dataset.dst, dataset.edge_time
-        if getattr(config, "direction", "") != "directed":
-            src, dst = np.append(src, dst), np.append(dst, src)
-            times = None if times is None else np.append(times, times)
-        src, dst = _past_edges(dataset, config, src, dst, times)
-        means = _mean_matrix(src, dst, dataset.num_nodes)
     else:
-        assert isinstance(dataset, GraphDataset)
-        graph = graph_of(dataset, config)
-        src, dst = np.asarray(graph.cols), np.asarray(graph.rows)
-        times = dataset.edge_time
-        times = None if times is None else times[np.asarray(graph.edge_ids)]
-        src, dst = _past_edges(dataset, config, src, dst, times)
+        src, dst = _edges(dataset, config)
         means = _mean_matrix(src, dst, dataset.num_nodes)
     inputs = with_means(x, means, dataset.num_nodes)
     if isinstance(dataset, GraphsDataset):  # a graph has the mean of its nodes
@@ -188,10 +174,19 @@ def _inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.ndarray]:
     return inputs
 
 
-def _past_edges(
-    dataset: NodeDataset, config: TrainConfig, src: Any, dst: Any, times: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges up to the times of their destinations, if the settings ask for them."""
+def _edges(dataset: NodeDataset, config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return sources and destinations, of edges in the past if the settings ask for times."""
+    times: Any
+    if isinstance(dataset, RelationalDataset):
+        src, dst, times = dataset.src, dataset.dst, dataset.edge_time
+        if getattr(config, "direction", "") != "directed":
+            src, dst = np.append(src, dst), np.append(dst, src)
+            times = None if times is None else np.append(times, times)
+    else:
+        assert isinstance(dataset, GraphDataset)
+        graph, times = graph_of(dataset, config), dataset.edge_time
+        src, dst = np.asarray(graph.cols), np.asarray(graph.rows)
+        times = None if times is None else times[np.asarray(graph.edge_ids)]
     if not getattr(config, "edge_time", False):
         return src, dst
     # Sources no later than their edge's destination keep means of means in its past, too.

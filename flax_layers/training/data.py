@@ -22,6 +22,8 @@ from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.predictor import Preprocessing, preprocessed
 from jax_gnn.datasets import (
+    MIN_REVERSED_SHARE,
+    GraphDataset,
     GraphsDataset,
     HypergraphDataset,
     NodeDataset,
@@ -29,6 +31,7 @@ from jax_gnn.datasets import (
     Split,
     random_folds,
     random_split,
+    reversed_share,
     time_split,
     with_noisy_label_features,
     with_random_features,
@@ -206,6 +209,37 @@ def sum_size(dataset: NodeDataset, config: TrainConfig, graph: Any) -> float:
     else:
         total = float(np.abs(graph.edge_values(weight)).sum())
     return 1 + total / max(dataset.num_nodes, 1)
+
+
+def warn(text: str) -> None:
+    """Warn of the direction that a training from Python chose."""
+    warnings.warn(f"{text}; direction='directed' keeps those of the data", stacklevel=4)
+
+
+def settled_direction(
+    dataset: NodeDataset, config: C, tell: Callable[[str], None] | None = None
+) -> C:
+    """Return the settings with a direction in the place of "auto".
+
+    Args:
+        dataset: The data, at whose edges the function looks.
+        config: The settings.
+        tell: Function that is called with a line of text if edges get their reverses.
+    """
+    if getattr(config, "direction", "") != "auto":
+        return config
+    direction = "directed"
+    if isinstance(dataset, RelationalDataset):  # as in R-GCN's paper
+        direction = "undirected"
+    elif isinstance(dataset, GraphDataset):
+        share = reversed_share(dataset.src, dataset.dst, dataset.num_nodes)
+        if share < MIN_REVERSED_SHARE:
+            direction = "undirected"
+            if tell is not None:
+                text = f"{share:.1%} of the edges of {dataset.name} have their reverse"
+                tell(f"{text}: trained on both directions of all")
+    replace: Callable[..., C] = dataclasses.replace
+    return replace(config, direction=direction)
 
 
 # --- Features -------------------------------------------------------------------------------------

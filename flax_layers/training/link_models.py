@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -53,16 +53,8 @@ def _relational_encoder(
     else:  # weights of relations are mixed from bases, or have blocks
         bases = config.num_bases
         options = {"num_bases": bases} if bases else {"num_blocks": config.num_blocks}
-    return model(
-        config.embedding_features,
-        config.hidden_features,
-        config.hidden_features,
-        num_layers=config.num_layers,
-        dropout_rate=config.dropout_rate,
-        num_relations=num_relations,
-        rngs=rngs,
-        **options,
-    )
+    widths = config.embedding_features, config.hidden_features, config.hidden_features
+    return model(*widths, num_relations=num_relations, **_common(config, rngs), **options)
 
 
 def _graph_encoder(
@@ -78,15 +70,13 @@ def _graph_encoder(
     if config.variational:
         width *= 2
         arguments["kernel_init"] = _glorot_of_halves(width)
-    return model(
-        in_features,
-        config.hidden_features,
-        width,
-        num_layers=config.num_layers,
-        dropout_rate=config.dropout_rate,
-        rngs=rngs,
-        **arguments,
-    )
+    return model(in_features, config.hidden_features, width, **_common(config, rngs), **arguments)
+
+
+def _common(config: LinkConfig, rngs: nnx.Rngs) -> dict[str, Any]:
+    """Return the arguments that all encoders have."""
+    sizes = {"num_layers": config.num_layers, "dropout_rate": config.dropout_rate}
+    return {**sizes, "rngs": rngs}
 
 
 def _glorot_of_halves(width: int) -> nnx.Initializer:
@@ -106,33 +96,13 @@ def _glorot_of_halves(width: int) -> nnx.Initializer:
 
 
 # Recipes are pickled, so their functions are partials of named ones.
+_GRAPHS = GraphDataset, load_graph
 _RECIPES = (
-    LinkRecipe(
-        links.GCNLinkConfig,
-        functools.partial(_graph_encoder, GCN, ()),
-        GraphDataset,
-        load_graph,
-    ),
-    LinkRecipe(
-        links.SAGELinkConfig,
-        functools.partial(_graph_encoder, SAGE, ("reduce",)),
-        GraphDataset,
-        load_graph,
-    ),
-    LinkRecipe(
-        links.GATLinkConfig,
-        functools.partial(_graph_encoder, GAT, ("heads",)),
-        GraphDataset,
-        load_graph,
-    ),
-    LinkRecipe(
-        links.RGCNLinkConfig,
-        functools.partial(_relational_encoder, RGCN),
-    ),
-    LinkRecipe(
-        links.CompGCNLinkConfig,
-        functools.partial(_relational_encoder, CompGCN),
-    ),
+    LinkRecipe(links.GCNLinkConfig, partial(_graph_encoder, GCN, ()), *_GRAPHS),
+    LinkRecipe(links.SAGELinkConfig, partial(_graph_encoder, SAGE, ("reduce",)), *_GRAPHS),
+    LinkRecipe(links.GATLinkConfig, partial(_graph_encoder, GAT, ("heads",)), *_GRAPHS),
+    LinkRecipe(links.RGCNLinkConfig, partial(_relational_encoder, RGCN)),
+    LinkRecipe(links.CompGCNLinkConfig, partial(_relational_encoder, CompGCN)),
 )
 LINK_RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}
 """Recipes of the models that predict edges, by name of the model."""

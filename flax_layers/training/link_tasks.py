@@ -26,10 +26,9 @@ from flax_layers import (
     one_vs_all_loss,
 )
 from flax_layers.training.config.links import LinkConfig
-from flax_layers.training.data import data_error, node_features, settled
-from flax_layers.training.direction import graph_of, settled_direction
+from flax_layers.training.data import data_error, node_features, settled, settled_direction
 from flax_layers.training.link_models import LINK_RECIPES
-from flax_layers.training.models import check_kind
+from flax_layers.training.models import check_kind, graph_of
 from flax_layers.training.resume import write_arrays
 from flax_layers.training.types import PyTree
 from jax_gnn import RelationalGraph

@@ -32,10 +32,11 @@ from flax_layers.training.data import (
     fingerprint,
     preprocessing_of,
     renumbered,
+    settled_direction,
+    warn,
 )
-from flax_layers.training.direction import settled_direction, warn
 from flax_layers.training.epochs import adam, implementation_context
-from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe, make_link_model
+from flax_layers.training.link_models import make_link_model
 from flax_layers.training.link_tasks import (
     PARTS,
     EdgeTask,
@@ -50,18 +51,6 @@ from flax_layers.training.resume import StateFile, fill, leaves
 from flax_layers.training.types import PyTree, block_until_ready
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
-
-__all__ = [
-    "LINK_RECIPES",
-    "PARTS",
-    "Answers",
-    "LinkRecipe",
-    "LinkReport",
-    "LinkResult",
-    "TrainedLinks",
-    "check_links",
-    "train_links",
-]
 
 
 class Answers(NamedTuple):

@@ -21,13 +21,14 @@ from flax_layers.training.data import (
     fingerprint,
     num_outputs,
     settled,
+    settled_direction,
     split_of,
     splits_by_time,
     sum_size,
     target_scaled,
+    warn,
 )
 from flax_layers.training.devices import check_devices, replicated
-from flax_layers.training.direction import settled_direction, warn
 from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import feed_of
 from flax_layers.training.models import recipe_of

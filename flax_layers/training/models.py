@@ -36,9 +36,9 @@ from flax_layers import (
 )
 from flax_layers.readout import Layers
 from flax_layers.training.config import graphs, hypergraphs, relations
+from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.config.settings import Config, settings
-from flax_layers.training.direction import graph_of
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.datasets import (
     GraphDataset,
@@ -166,6 +166,12 @@ def _relation_ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
             raise ValueError(f"relation {mixed[0]} runs {side} nodes of the types {kinds}")
         sides.append([names[kind] for kind in np.minimum(lowest, highest)])
     return tuple(zip(*sides, strict=True))
+
+
+def graph_of(dataset: GraphDataset, config: TrainConfig | LinkConfig) -> Graph:
+    """Return the graph of a dataset, with the reverse of each edge if the settings say so."""
+    graph = dataset.graph()
+    return graph.symmetrized() if getattr(config, "direction", "") == "undirected" else graph
 
 
 def _relational_graph(dataset: RelationalDataset, config: relations.RelationalConfig) -> Structure:

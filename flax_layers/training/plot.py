@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,16 +62,14 @@ def plot_learning_curves(
     mean, std = unit * run.accuracy_mean, unit * run.accuracy_std
     rows = len(run.train_loss)
     form = ".3f" if regresses else ".1f"
-    score = mean_and_std(mean, std, rows, form)
     label = "at the best epoch" if run.over == "folds" else "test (best epoch)"
-    _horizontal_line(accuracy_axes, mean, f"{label}: {score}")
+    label = f"{label}: {mean_and_std(mean, std, rows, form)}"
+    _horizontal_line(accuracy_axes, mean, label)
     loss = "squared error (of scaled labels)" if regresses else "cross-entropy (nats)"
     loss_axes.set(ylabel=loss, ylim=(0, None))
-    for colour, (name, values) in zip(_GREYS, (baselines or {}).items(), strict=False):
-        value = unit * float(values.mean())
-        _horizontal_line(accuracy_axes, value, f"{_short(name)}: {value:{form}}", colour, ":")
-        lowest = min(lowest, max(value, -unit))
-    lowest = min(lowest, mean)
+    scores = {name: unit * float(values.mean()) for name, values in (baselines or {}).items()}
+    _draw_baselines(accuracy_axes, scores, form)
+    lowest = min(lowest, mean, *(max(value, -unit) for value in scores.values()))
     bottom = lowest - 0.02 if regresses else max(lowest - 2, 0)
     top = min(accuracy_axes.get_ylim()[1], unit)
     accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, top))
@@ -102,22 +100,13 @@ def plot_link_curves(
     for metric, colour in zip(metrics, (_ORANGE, _BLUE), strict=True):
         values = np.array([100 * valid[metric] for valid in result.valid])
         label = f"validation {METRICS[metric]}"
-        metric_axes.plot(
-            result.epochs,
-            values,
-            color=colour,
-            linewidth=1.6,
-            label=label,
-            marker="o",
-            markersize=3,
-            clip_on=False,
-        )
+        style = {"marker": "o", "markersize": 3, "clip_on": False}
+        _plot(metric_axes, np.array(result.epochs), values, label, colour, **style)
     test = 100 * result.test[result.best_by]
     label = f"test {METRICS[result.best_by]} (best epoch): {test:.1f}"
     _horizontal_line(metric_axes, test, label)
-    for colour, (name, scores) in zip(_GREYS, (baselines or {}).items(), strict=False):
-        score = 100 * scores[result.best_by]
-        _horizontal_line(metric_axes, score, f"{_short(name)}: {score:.1f}", colour, ":")
+    scores = {name: 100 * metrics[result.best_by] for name, metrics in (baselines or {}).items()}
+    _draw_baselines(metric_axes, scores, ".1f")
     loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
     metric_axes.set(ylabel="%", ylim=(None, min(metric_axes.get_ylim()[1], 100)))
     _style((loss_axes, metric_axes), epochs)
@@ -134,9 +123,11 @@ def _figure() -> tuple[Figure, Axes, Axes]:
     return figure, left, right
 
 
-def _plot(axes: Axes, epochs: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:
-    marker = "o" if len(epochs) == 1 else None
-    axes.plot(epochs, values, color=colour, linewidth=1.6, label=label, marker=marker)
+def _plot(
+    axes: Axes, epochs: np.ndarray, values: np.ndarray, label: str, colour: str, **style: Any
+) -> None:
+    style = {"marker": "o" if len(epochs) == 1 else None} | style
+    axes.plot(epochs, values, color=colour, linewidth=1.6, label=label, **style)
 
 
 def _horizontal_line(
@@ -145,11 +136,13 @@ def _horizontal_line(
     axes.axhline(value, color=colour, linestyle=style, linewidth=1.4, label=label)
 
 
-def _short(name: str) -> str:
-    """Return the name of a baseline for a legend."""
-    if " on " in name:
-        return "linear + neighbours" if "neighbours" in name else "linear"
-    return name.partition(" ")[0]
+def _draw_baselines(axes: Axes, scores: Mapping[str, float], form: str) -> None:
+    """Draw the scores of baselines as lines, with a legend of few words."""
+    for colour, (name, score) in zip(_GREYS, scores.items(), strict=False):
+        short = name.partition(" ")[0]
+        if " on " in name:
+            short = "linear + neighbours" if "neighbours" in name else "linear"
+        _horizontal_line(axes, score, f"{short}: {score:{form}}", colour, ":")
 
 
 def _save(figure: Figure, path: str | os.PathLike[str]) -> None:

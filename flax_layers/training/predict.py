@@ -24,7 +24,7 @@ from flax_layers.training.models import command_name
 from flax_layers.training.neighborhoods import evaluation_text
 from flax_layers.training.options import add_devices, method_of, require
 from flax_layers.training.predictor import Predictor
-from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_names, percent
+from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_table
 from flax_layers.training.sources import load_to_predict
 from flax_layers.training.trained import TrainedModel, regression_errors
 from jax_gnn.cli import Commands, UserError, add_command, table
@@ -234,12 +234,7 @@ def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
         origin = _origin(trained, dataset)
     model = ["model", command_name(trained.config.model), f"(trained on {trained.data.name})"]
     print(table([model, ["data", dataset.name, f"({origin})"]]))
-    rows = [
-        ["", *metric_names(metrics["test"])],
-        ["validation", *percent(metrics["val"])],
-        ["test", *percent(metrics["test"])],
-    ]
-    print(table(rows))
+    print(metric_table({"validation": metrics["val"], "test": metrics["test"]}, {}))
     if output is not None:
         # Names take the place of numbers where there are any.
         nodes, relations = dataset.node_names, getattr(dataset, "relation_names", None)

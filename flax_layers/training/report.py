@@ -217,11 +217,11 @@ class LinkProgress(_Progress):
         self._show(title, f"best validation {METRICS[self._best_by]} {self._best:.4f}", line)
 
 
-def percent(metrics: dict[str, float]) -> list[str]:
-    """Return metrics as cells of a table."""
-    return [f"{100 * metrics[name]:.2f} %" for name in METRICS if name in metrics]
-
-
-def metric_names(metrics: dict[str, float]) -> list[str]:
-    """Return the heads of the columns of `percent`."""
-    return [title for name, title in METRICS.items() if name in metrics]
+def metric_table(rows: Mapping[str, Mapping[str, float]], notes: Mapping[str, str]) -> str:
+    """Return a table of metrics in percent by the title of a row, with a note after some rows."""
+    names = [name for name in METRICS if name in next(iter(rows.values()))]
+    cells = [["", *(METRICS[name] for name in names), *[""] * bool(notes)]]
+    for title, metrics in rows.items():
+        values = (f"{100 * metrics[name]:.2f} %" for name in names)
+        cells.append([title, *values, *[notes.get(title, "")] * bool(notes)])
+    return table(cells)

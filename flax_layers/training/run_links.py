@@ -11,7 +11,7 @@ import numpy as np
 from flax_layers.training import options, report
 from flax_layers.training.baselines import link_baselines, verdict
 from flax_layers.training.config.links import LinkConfig
-from flax_layers.training.direction import settled_direction
+from flax_layers.training.data import settled_direction
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import (
     EdgeTask,
@@ -24,7 +24,7 @@ from flax_layers.training.links import LinkResult, train_links
 from flax_layers.training.models import command_name
 from flax_layers.training.plot import plot_link_curves
 from flax_layers.training.sources import load_for
-from jax_gnn.cli import devices, table, versions
+from jax_gnn.cli import devices, versions
 from jax_gnn.datasets import NodeDataset
 
 SHARES = "valid_share", "test_share"
@@ -108,14 +108,9 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
             _results(dataset, task, result, baselines, seconds),
             lambda plot: plot_link_curves(result, plot, title=title, baselines=baselines),
         )
-    best = f"(epoch {result.epochs[result.best]})"
-    rows = [
-        ["", *report.metric_names(result.test), ""],
-        ["validation", *report.percent(result.valid[result.best]), best],
-        ["test", *report.percent(result.test), ""],
-    ]
-    rows += [[name, *report.percent(metrics), ""] for name, metrics in baselines.items()]
-    print(table(rows))
+    rows = {"validation": result.valid[result.best], "test": result.test, **baselines}
+    notes = {"validation": f"(epoch {result.epochs[result.best]})"}
+    print(report.metric_table(rows, notes))
     if baselines:
         scores = {name: 100 * metrics[task.best_by] for name, metrics in baselines.items()}
         test = 100 * result.test[task.best_by]

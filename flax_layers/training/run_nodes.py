@@ -13,9 +13,8 @@ import numpy as np
 from flax_layers.training import options, report
 from flax_layers.training.baselines import baseline_scores, best_baseline, summaries, verdict
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
-from flax_layers.training.data import check_dataset, num_outputs, splits_by_time
+from flax_layers.training.data import check_dataset, num_outputs, settled_direction, splits_by_time
 from flax_layers.training.devices import check_devices
-from flax_layers.training.direction import settled_direction
 from flax_layers.training.loop import train
 from flax_layers.training.models import Recipe, command_name
 from flax_layers.training.neighborhoods import evaluation_text

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from flax_layers.training.data import check_dataset, num_outputs
-from flax_layers.training.links import LINK_RECIPES, PARTS, LinkRecipe, TrainedLinks, check_links
+from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe
+from flax_layers.training.link_tasks import PARTS, check_links
+from flax_layers.training.links import TrainedLinks
 from flax_layers.training.models import RECIPES, Recipe, command_name
 from flax_layers.training.trained import TrainedModel
 from jax_gnn.cli import Commands, add_command, table
@@ -31,6 +33,15 @@ _FIRST: dict[type, str] = {
     HypergraphDataset: "unigcnii",
     GraphsDataset: "gin --task graph",
     RelationalDataset: "rgcn",
+}
+_ROLES = {
+    "src": "edges with the id of the source",
+    "dst": "edges with the id of the destination",
+    "node": "nodes with their ids",
+    "label": "nodes with their classes",
+    "target": "nodes with numbers to regress on",
+    "time": "edges, nodes or both with times",
+    "weight": "edges with their weights",
 }
 
 
@@ -93,22 +104,14 @@ def add_table_options(group: argparse._ArgumentGroup) -> None:
         metavar="COLUMN",
         help="for tables: leave a column of nodes out; may be repeated",
     )
-    for flags, text in {
-        ("--src",): "edges with the id of the source",
-        ("--dst",): "edges with the id of the destination",
-        ("--node", "--id"): "nodes with their ids",
-        ("--label",): "nodes with their classes",
-        ("--target",): "nodes with numbers to regress on",
-        ("--time",): "edges, nodes or both with times",
-        ("--weight",): "edges with their weights",
-    }.items():
+    for role, text in _ROLES.items():
+        flags = [f"--{role}", *["--id"] * (role == "node")]
         group.add_argument(*flags, metavar="COLUMN", help=f"for tables: the column of {text}")
 
 
 def _table_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_table_options` that were used."""
-    columns = "src", "dst", "node", "label", "target", "time", "weight"
-    names = "fill_missing", "text", "ignore", *columns
+    names = "fill_missing", "text", "ignore", *_ROLES
     options = {name: getattr(args, name, None) for name in names}
     return {name: value for name, value in options.items() if value is not None}
 

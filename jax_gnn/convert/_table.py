@@ -138,13 +138,10 @@ def from_table(
         "ignore": [*_as_sequence(ignore)],
         "fill_missing": fill_missing,
     }
-    plan = Recipe(arguments, {}, {}, [])
-    if recipe is not None:
-        plan = Recipe(**json.loads(recipe))
-        of = plan.arguments.__getitem__
-        src, dst, node, relation = map(of, ("src", "dst", "node", "relation"))
-        hypergraph, directed, fill_missing = map(of, ("hypergraph", "directed", "fill_missing"))
-        one_hot, labels, ignore = map(of, ("one_hot", "labels", "ignore"))
+    plan = Recipe(arguments, {}, {}, []) if recipe is None else Recipe(**json.loads(recipe))
+    # A recipe has the arguments of its own call, in this order.
+    src, dst, node, relation, hypergraph, directed, *choices = plan.arguments.values()
+    one_hot, labels, ignore, fill_missing = choices
     by_type = isinstance(edges, Mapping) and any(isinstance(key, tuple) for key in edges)
     kinds = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
     if len(chosen := [kind for kind, is_chosen in kinds.items() if is_chosen]) > 1:
@@ -175,7 +172,7 @@ def from_table(
         raise ValueError(
             f"fill_missing must be one of {', '.join(FILLS)} or None, got {fill_missing!r}"
         )
-    for name in _as_sequence(ignore):
+    for name in ignore:
         if all([table.columns.pop(name, None) is None for table in tables]) and recipe is None:
             raise ValueError(f"ignore must be among the columns of either table, got {name!r}")
     names = assign_ids(edge_tables, node_tables)
@@ -226,9 +223,8 @@ def from_table(
     known_values = plan.categories if recipe is not None else None
     categories = _encode_categories(tables, one_hot, labels, known_values, report)
     for table in tables:
-        plan.columns[table.title] = table.convert(
-            _as_sequence(labels), categories, fill_missing, report, plan.columns.get(table.title)
-        )
+        known = plan.columns.get(table.title)
+        plan.columns[table.title] = table.convert(labels, categories, fill_missing, report, known)
     plan.categories.update({name: values.tolist() for name, values in categories.items()})
     edge_names = names.pop(HYPEREDGES) if hypergraph else None
     parts: dict[str, Any] = {
@@ -471,8 +467,8 @@ def _as_sequence(names: str | Sequence[str]) -> Sequence[str]:
 
 def _encode_categories(
     tables: Sequence[NamedTable],
-    one_hot: str | Sequence[str],
-    labels: str | Sequence[str],
+    one_hot: Sequence[str],
+    labels: Sequence[str],
     known: Mapping[str, list[Any]] | None,
     report: list[str],
 ) -> dict[str, np.ndarray]:
@@ -481,7 +477,7 @@ def _encode_categories(
     `known` has the values of a training by column; others become -1.
     """
     categories: dict[str, np.ndarray] = {}
-    for option, names in (("one_hot", _as_sequence(one_hot)), ("labels", _as_sequence(labels))):
+    for option, names in (("one_hot", one_hot), ("labels", labels)):
         for name in names:
             sources = [table for table in tables if name in table.columns]
             if not sources and known is not None and option == "labels":

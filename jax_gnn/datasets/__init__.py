@@ -12,7 +12,6 @@ which count as 64 KiB at least: sparse features that are too large as a dense ar
 """
 
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
-from jax_gnn.datasets._any_data import known_formats, load_any
 from jax_gnn.datasets._csv import (
     load_csv,
     load_graphs_csv,
@@ -33,7 +32,14 @@ from jax_gnn.datasets._features import with_noisy_label_features, with_random_fe
 from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, load_tu
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
-from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
+from jax_gnn.datasets._load import (
+    known_formats,
+    load_any,
+    load_graph,
+    load_graphs,
+    load_hypergraph,
+    load_relational,
+)
 from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._pickle import PickleFormatError
 from jax_gnn.datasets._planetoid import load_planetoid

@@ -34,13 +34,8 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
         as_path("path", path), ("", "_A.txt"), ("", "_graph_indicator.txt")
     )
     name = edges_path.name.removesuffix("_A.txt")
-    files = {
-        what: edges_path.with_name(f"{name}_{what}.txt")
-        for what in (
-            *(f"{of}_{kind}" for of in ("node", "edge") for kind in ("labels", "attributes")),
-            *("graph_labels", "graph_attributes"),
-        )
-    }
+    kinds = [f"{of}_{kind}s" for of in ("node", "edge", "graph") for kind in ("label", "attribute")]
+    files = {what: edges_path.with_name(f"{name}_{what}.txt") for what in kinds}
     present = {what: file for what, file in files.items() if file.exists()}
     if not present.keys() & {"graph_labels", "graph_attributes"}:
         raise FileNotFoundError(f"{files['graph_labels']} does not exist; it has the labels")
@@ -61,19 +56,14 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
     columns: dict[str, dict[str, np.ndarray]] = {"node": {}, "edge": {}}
     for of, count in (("node", graph_of.size), ("edge", len(pairs))):
         for kind in ("label", "attribute"):
-            what = f"{of}_{kind}s"
-            if what not in tables:
+            if (table := tables.get(what := f"{of}_{kind}s")) is None:
                 continue
             with errors_in(files[what]):
-                if len(tables[what]) != count:
-                    raise ValueError(
-                        f"expected {count} lines, one for each {of}, got {len(tables[what])}"
-                    )
+                if len(table) != count:
+                    raise ValueError(f"expected {count} lines, one for each {of}, got {len(table)}")
                 is_label = kind == "label"
                 columns[of] |= (
-                    one_hot_columns(kind, tables[what], memory)
-                    if is_label
-                    else _numbered(kind, tables[what])
+                    one_hot_columns(kind, table, memory) if is_label else _numbered(kind, table)
                 )
     with errors_in(edges_path.parent):
         y: Any
@@ -87,9 +77,7 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
         y, names = (attributes, None) if labels is None else _classes(labels[:, 0])
         if y.ndim == 2:
             y = (y[:, 0] if y.shape[1] == 1 else y).astype(np.float32)
-        unused = []
-        if labels is not None and attributes is not None:
-            unused.append(files["graph_attributes"])
+        has_both = labels is not None and attributes is not None
         return _dataset(
             name,
             np.bincount(graph_of, minlength=num_graphs),
@@ -99,7 +87,7 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
             columns["edge"],
             y=y,
             label_names=names,
-            unused=tuple(file.name for file in unused),
+            unused=(files["graph_attributes"].name,) * has_both,
         )
 
 
@@ -411,6 +399,5 @@ def _dataset(
         feature_names=tuple(columns),
         **fields,
     )
-    if unused:
-        object.__setattr__(dataset, "unused", tuple(unused))
+    dataset._set("unused", tuple(unused))
     return dataset

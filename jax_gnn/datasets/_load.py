@@ -1,11 +1,12 @@
-"""Loaders that recognise the format of a dataset by the names of its files."""
+"""Loaders that recognise the kind and the format of a dataset by the names of its files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jax_gnn._core.files import as_path
@@ -36,16 +37,19 @@ from jax_gnn.datasets._triples import TRIPLES, load_triples
 
 Dataset = TypeVar("Dataset", bound=NodeDataset)
 
-
+KNOWN = "; known are "  # precedes the list of formats in the error of a loader
 # For each loader the files and the name of its format, for errors, and patterns of the names of its
-# files, any of which shows the format.
+# files, any of which shows the format; the digits have no files.
 _Formats = Mapping[Callable[..., Dataset], tuple[str, ...]]
 
 _TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges", "graphs") for kind in SUFFIXES]
 _LAYOUTS = {load_csv: "graph", load_hypergraph_csv: "hypergraph", load_graphs_csv: "graphs"}
 _LAYOUTS |= {load_relational_csv: "types", load_hmetis: ""}
 
+_DIGITS = ("digits: scikit-learn's handwritten digits",)
+
 _HYPERGRAPHS: _Formats[HypergraphDataset] = {
+    digits: _DIGITS,
     load_npz: ("NAME.npz: plain arrays", "*.npz"),
     load_hypergcn: (
         "a folder with hypergraph.pickle: HyperGCN",
@@ -66,6 +70,7 @@ _HYPERGRAPHS: _Formats[HypergraphDataset] = {
     load_hypergraph_csv: ("a folder with nodes.csv and hyperedges.csv: tables", *_TABLES),
 }
 _GRAPHS: _Formats[GraphDataset] = {
+    digits_graph: _DIGITS,
     load_graph_npz: ("NAME.npz: plain arrays", "*.npz"),
     load_planetoid: ("a folder with ind.NAME.graph: Planetoid", "ind.*"),
     load_csv: ("a folder with nodes.csv and edges.csv: tables", *_TABLES),
@@ -97,7 +102,7 @@ def load_hypergraph(source: str | os.PathLike[str], **options: Any) -> Hypergrap
             :func:`load_hypergraph_csv` reads: a folder, or one of its files.
         **options: arguments of :func:`load_csv`, for tables. A ``recipe`` is left out for others.
     """
-    return _load(source, digits, _HYPERGRAPHS, options)
+    return _load(source, _HYPERGRAPHS, options)
 
 
 def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
@@ -109,7 +114,7 @@ def load_graph(source: str | os.PathLike[str], **options: Any) -> GraphDataset:
             :func:`load_matrix_market` or :func:`load_snap` reads.
         **options: as of :func:`load_hypergraph`.
     """
-    return _load(source, digits_graph, _GRAPHS, options)
+    return _load(source, _GRAPHS, options)
 
 
 def load_graphs(source: str | os.PathLike[str], **options: Any) -> GraphsDataset:
@@ -120,7 +125,7 @@ def load_graphs(source: str | os.PathLike[str], **options: Any) -> GraphsDataset
             :func:`load_graphs_csv` reads.
         **options: as of :func:`load_hypergraph`.
     """
-    return _load(source, None, _MANY_GRAPHS, options)
+    return _load(source, _MANY_GRAPHS, options)
 
 
 def load_relational(source: str | os.PathLike[str], **options: Any) -> RelationalDataset:
@@ -131,25 +136,84 @@ def load_relational(source: str | os.PathLike[str], **options: Any) -> Relationa
             :func:`load_triples` or :func:`load_relational_csv` reads.
         **options: as of :func:`load_hypergraph`.
     """
-    return _load(source, None, _RELATIONAL, options)
+    return _load(source, _RELATIONAL, options)
+
+
+def load_any(source: str, **options: Any) -> list[NodeDataset]:
+    """Load a source by each loader that can read it; several loaders may read one file.
+
+    Options are those of :func:`load_csv`, for tables.
+
+    Raises:
+        ValueError: No loader can read the source, or it does not exist.
+    """
+    datasets: list[NodeDataset] = []
+    errors = []
+    loaders = load_hypergraph, load_graph, load_graphs, load_relational
+    load: Callable[..., NodeDataset]
+    for load in loaders:
+        try:
+            datasets.append(load(source, **options))
+        except (ImportError, OSError, ValueError) as error:
+            errors.append(str(error))
+    if not datasets:
+        # Loaders that recognised the format say more than those that know none such, and the
+        # former more than those that merely miss an array.
+        messages = [text for text in errors if KNOWN not in text]
+        messages = [text for text in messages if ": lacks " not in text] or messages
+        raise ValueError("; ".join(dict.fromkeys(messages)) or _unknown(source, errors[0]))
+    return datasets
+
+
+def known_formats() -> dict[str, str]:
+    """Map each format of any loader to its description, as the loaders' errors list them."""
+    kinds: tuple[_Formats[Any], ...] = _HYPERGRAPHS, _GRAPHS, _MANY_GRAPHS, _RELATIONAL
+    known: dict[str, str] = {}
+    for line in (line for formats in kinds for line in _descriptions(formats)):
+        name, _, description = line.partition(": ")
+        known.setdefault(name, description)  # several loaders may have one name
+    return known
+
+
+def _descriptions(formats: _Formats[Any]) -> list[str]:
+    """Return the files and the name of each format, with its loader if it has files."""
+    return [
+        f"{text} (see {load.__name__})" if patterns else text
+        for load, (text, *patterns) in formats.items()
+    ]
+
+
+def _unknown(source: str, error: str) -> str:
+    """Return the error for a source of no known format, with the format of the nearest names."""
+    path = Path(source)
+    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    words = {
+        word: name for name in reversed(known_formats()) for word in name.split() if "." in word
+    }
+    # Tables of other names: their suffixes alone make them near.
+    stems = {word.partition(".")[0] for word in words}
+    tables = [name for name in names if name.partition(".")[2] in SUFFIXES]
+    tables = [n for n in tables if not get_close_matches(n.partition(".")[0], stems, 1, 0.7)]
+    names = [name for name in names if name not in tables]
+    near = [words[word] for name in names for word in get_close_matches(name, words, 1, 0.5)]
+    nearest = f"; nearest is {near[0]}" if near else ""
+    if tables and not near:
+        nearest = "; tables of a folder are named nodes.csv and edges.csv, triples train.txt"
+    return f"{error.partition(KNOWN)[0]}{nearest}; jax-gnn data --help lists what is known"
 
 
 def _load(
-    source: str | os.PathLike[str],
-    load_digits: Callable[[], Dataset] | None,
-    formats: _Formats[Dataset],
-    options: Mapping[str, Any] = MappingProxyType({}),
+    source: str | os.PathLike[str], formats: _Formats[Dataset], options: Mapping[str, Any]
 ) -> Dataset:
-    descriptions = [f"{text} (see {load.__name__})" for load, (text, *_) in formats.items()]
-    if load_digits is not None:
-        if isinstance(source, str) and source == "digits":
-            _check_options(source, options)
-            return load_digits()
-        descriptions.insert(0, "digits: scikit-learn's handwritten digits")
-    choices = "known are " + "; ".join(descriptions)
+    """Load a source by the loader of the only format that the names of its files show."""
+    first = next(iter(formats))
+    if isinstance(source, str) and source == "digits" and formats[first] is _DIGITS:
+        _check_options(source, options)
+        return first()
+    choices = KNOWN + "; ".join(_descriptions(formats))
     path = as_path("source", source)
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; {choices}")
+        raise FileNotFoundError(f"{path} does not exist{choices}")
     # Formats are recognised by names of files alone: nothing is opened here.
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
     if (path / "raw").is_dir():  # OGB's layout
@@ -169,7 +233,7 @@ def _load(
         matches = [load for load in others if load is not load_snap]
     if not matches:
         problem = "is of no known format" if names else "is an empty folder"
-        raise ValueError(f"{path} {problem}; {choices}")
+        raise ValueError(f"{path} {problem}{choices}")
     if len(matches) > 1:  # GIN's pattern also matches the text files of other formats
         matches = [load for load in matches if load is not load_gin]
     if len(matches) > 1:

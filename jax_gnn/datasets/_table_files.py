@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_gnn._core.files import Memory, errors_in
 from jax_gnn.convert._columns import encode, numbers
-from jax_gnn.convert._kinds import FILLS, blank_markers, read_kind, whole_seconds
+from jax_gnn.convert._kinds import FILLS, Kind, blank_markers, read_kind, whole_seconds
 from jax_gnn.convert._names import (
     HYPEREDGES,
     end_words,
@@ -255,32 +255,26 @@ class NodeTable(FileTable):
 
     def _read_labels(self, role: str, name: str) -> None:
         """Set labels from their column: classes, or numbers to regress on."""
-        values, kind = self.columns[name], ""
-        if role != "target":
+        values, reading, has_classes = self.columns[name], None, role != "target"
+        # A "label" or "y" has classes, text and typos among them, but for numbers with fractions.
+        with contextlib.suppress(ValueError) if has_classes else contextlib.nullcontext():
+            kind: Kind | None = None if has_classes else "number"
+            reading = read_kind(name, values, self.place, kind)
+        if has_classes and reading is not None and reading.kind in ("number", "index"):
+            known = reading.values[~np.isnan(reading.values)]
+            has_classes = bool((np.floor(known) == known).all())
+        if has_classes or reading is None:
             classes, (self.y,) = encode({name: blank_markers(values)})
-            if self._has_classes(name):
-                self.label_names = tuple(map(str, classes.tolist()))
-                kind = f"{classes.size:,} classes"
-            elif role == "label":
-                raise ValueError(
-                    f"column {name!r} has numbers that are no classes; call it 'target'"
-                )
-        if self.label_names is None:
-            reading = read_kind(name, values, self.place, "number")
+            self.label_names = tuple(map(str, classes.tolist()))
+            text = f"{classes.size:,} classes"
+        elif role == "label":
+            raise ValueError(f"column {name!r} has numbers that are no classes; call it 'target'")
+        else:
             self.notices += [f"column {name!r}: {reading.typos}"] * bool(reading.typos)
-            kind = f"numbers {reading.how}{' ' * bool(reading.how)}to regress on"
+            text = f"numbers {reading.how}{' ' * bool(reading.how)}to regress on"
             self.y = self.rounded(name, reading.values)
-        known = len(self.y) - int(self.is_unlabelled.sum())
-        self.details[name] = f"{kind}, {known:,} of {len(self.y):,} known"
-
-    def _has_classes(self, name: str) -> bool:
-        """Return whether the cells of a column are text or dates, or all whole numbers."""
-        with contextlib.suppress(ValueError):  # of typos, which are classes
-            reading = read_kind(name, self.columns[name], self.place)
-            if reading.kind in ("number", "index"):
-                known = reading.values[~np.isnan(reading.values)]
-                return bool((np.floor(known) == known).all())
-        return True
+        num_known = len(self.y) - int(self.is_unlabelled.sum())
+        self.details[name] = f"{text}, {num_known:,} of {len(self.y):,} known"
 
     def split_fields(self, names: Sequence[object], first: int = 0) -> dict[str, Any]:
         """Return the rows of each part by field of a dataset, from the number of the first row."""

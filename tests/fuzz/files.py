@@ -143,11 +143,9 @@ def cache_text() -> bytes:
     schedules = {
         "segment_reduce width 64 itemsize 4 entries 2^10 rows 2^7": ("gather", 4, 128, 77),
         "segment_matmul k 32 n 64 itemsize 4 rows 2^10 groups 2^3": ("single", 64, 8, 77),
-        "hypergraph_aggregate width 64 itemsize 4 incidences 2^10 nodes 2^7 hyperedges 2^7": [
-            128,
-            2,
-            1,
-        ],
+        "hypergraph_aggregate width 64 itemsize 4 incidences 2^10 nodes 2^7 hyperedges 2^7": (
+            *(128, 2, 1),
+        ),
     }
     tuned = {key: (schedule, 1.5, 2) for key, schedule in schedules.items()}
     document = {"version": schedule_cache.VERSION, "devices": {"gpu": tuned}}
@@ -257,13 +255,8 @@ def damage_bytes(rng: Rng, data: bytes) -> bytes:
     if kind == 5:
         return data[:i]
     if kind == 6:
-        return (
-            data[:i]
-            + data[j : j + length]
-            + data[i + length : j]
-            + data[i : i + length]
-            + (data[j + length :])
-        )
+        end, tail = data[i + length : j], data[j + length :]
+        return data[:i] + data[j : j + length] + end + data[i : i + length] + tail
     if kind == 7:
         return data[:i] + bytes(length) + data[i + length :]
     # Binary numbers, such as sizes and offsets.
@@ -357,19 +350,7 @@ def damage_value(rng: Rng, value):
             return pick(rng, (list, tuple, set, np.array))(items)
         except (TypeError, ValueError, OverflowError):
             return items
-    other_types = (
-        None,
-        True,
-        0.5,
-        "text",
-        b"raw",
-        [],
-        [0],
-        {},
-        {"a": 1},
-        np.int16(2),
-        np.float32(1),
-    )
+    other_types = None, True, 0.5, "text", b"raw", [], [0], {}, {"a": 1}, np.int16(2), np.float32(1)
     return pick(rng, (*INTEGERS, *other_types, np.arange(4), scipy.sparse.csr_matrix(X)))
 
 

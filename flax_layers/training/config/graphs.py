@@ -9,17 +9,15 @@ from flax_layers.graph import Aggregation
 from flax_layers.mlp import Norm
 from flax_layers.readout import Readout
 from flax_layers.training.config.nodes import (
-    DIRECTION_HELP,
-    DIRECTION_SWITCHES,
     Defaults,
-    Direction,
+    DirectionConfig,
     EdgeInput,
     FeatureNormalization,
     HeadsConfig,
     SampledConfig,
     TrainConfig,
 )
-from flax_layers.training.config.settings import COUNT, WHOLE, setting
+from flax_layers.training.config.settings import COUNT, WHOLE, Config, setting
 
 _PLANETOID: Defaults = {"input_dropout_rate": 0.5, "feature_normalization": "row"}
 
@@ -33,6 +31,20 @@ class _WeightedConfig(SampledConfig):
     edge_weight: bool = setting(False, "data", "weigh edges by the weights in the data")
 
 
+class _EpsConfig(Config):
+    """Settings of models whose layers weigh a node's own features."""
+
+    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
+
+
+class _PerceptronConfig(_EpsConfig):
+    """Settings of models whose layers are sums and perceptrons."""
+
+    mlp_norm: Norm | None = setting(
+        None, "model", "batch_norm: a batch norm inside the perceptron of each layer"
+    )
+
+
 class GCNConfig(_WeightedConfig):
     """Settings of a `flax_layers.GCN`; those published for Planetoid's are Kipf and Welling's."""
 
@@ -43,7 +55,7 @@ class GCNConfig(_WeightedConfig):
     }
 
 
-class GINConfig(_WeightedConfig):
+class GINConfig(_PerceptronConfig, _WeightedConfig):
     """Settings of a `flax_layers.GIN`; on Planetoid's files those of a GCN."""
 
     model: ClassVar[str] = "gin"
@@ -54,10 +66,6 @@ class GINConfig(_WeightedConfig):
     sums: ClassVar[bool] = True
 
     learning_rate: float = 0.005
-    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
-    mlp_norm: Norm | None = setting(
-        None, "model", "batch_norm: a batch norm inside the perceptron of each layer"
-    )
 
 
 class SAGEConfig(_WeightedConfig):
@@ -117,7 +125,7 @@ class PNAConfig(SampledConfig):
     towers: int = setting(1, "model", "towers that share the features of each layer", COUNT)
 
 
-class GINEConfig(SampledConfig):
+class GINEConfig(_PerceptronConfig, SampledConfig):
     """Settings of a `flax_layers.GINE`, which takes features of edges where the data have some."""
 
     model: ClassVar[str] = "gine"
@@ -127,13 +135,9 @@ class GINEConfig(SampledConfig):
 
     learning_rate: float = 0.005
     feature_normalization: FeatureNormalization = "auto"
-    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
-    mlp_norm: Norm | None = setting(
-        None, "model", "batch_norm: a batch norm inside the perceptron of each layer"
-    )
 
 
-class GatedGCNConfig(TrainConfig):
+class GatedGCNConfig(DirectionConfig, TrainConfig):
     """Settings of a `flax_layers.GatedGCN`, whose steps are on the whole graph."""
 
     model: ClassVar[str] = "gatedgcn"
@@ -141,7 +145,6 @@ class GatedGCNConfig(TrainConfig):
     edge_input: ClassVar[EdgeInput] = "required"
 
     feature_normalization: FeatureNormalization = "auto"
-    direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
 
 
 class GraphsConfig(TrainConfig):
@@ -184,14 +187,13 @@ class GraphsConfig(TrainConfig):
             raise ValueError("early_stopping must be 0 with folds, which share their best epoch")
 
 
-class GINGraphConfig(GraphsConfig):
+class GINGraphConfig(_EpsConfig, GraphsConfig):
     """Settings of a `flax_layers.GINClassifier`; the defaults are those of its paper."""
 
     model: ClassVar[str] = "gin-graph"
     title: ClassVar[str] = "graph isomorphism network with batch norms (GIN, Xu et al. 2019)"
     steps: int = 50
     graph_reduce: Readout = "sum"
-    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
 
 
 class GCNGraphConfig(GraphsConfig):
@@ -217,17 +219,14 @@ class GATGraphConfig(GraphsConfig):
     heads: int = setting(4, "model", "heads of the convolutions", COUNT)
 
 
-class GINEGraphConfig(GraphsConfig):
+class GINEGraphConfig(_PerceptronConfig, GraphsConfig):
     """Settings of a `flax_layers.GraphClassifier` of GINE's layers, which have batch norms."""
 
     model: ClassVar[str] = "gine-graph"
     title: ClassVar[str] = GINEConfig.title
     edge_input: ClassVar[EdgeInput] = "optional"
     graph_reduce: Readout = "sum"
-    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
-    mlp_norm: Norm | None = setting(
-        "batch_norm", "model", "batch_norm: a batch norm inside the perceptron of each layer"
-    )
+    mlp_norm: Norm | None = "batch_norm"
 
 
 class GatedGCNGraphConfig(GraphsConfig):

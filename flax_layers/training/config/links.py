@@ -6,13 +6,7 @@ from typing import ClassVar, Literal
 
 from flax_layers.compgcn import Composition
 from flax_layers.graph import Aggregation
-from flax_layers.training.config.nodes import (
-    DIRECTION_HELP,
-    DIRECTION_SWITCHES,
-    Direction,
-    FeatureNormalization,
-    Scaling,
-)
+from flax_layers.training.config.nodes import DirectionConfig, FeatureNormalization, Scaling
 from flax_layers.training.config.optimizer import OptimizerConfig
 from flax_layers.training.config.settings import COUNT, PART, RATE, WHOLE, setting
 from jax_gnn.extend import Implementation
@@ -67,7 +61,7 @@ class _FactsConfig(LinkConfig):
     )
 
 
-class _EdgesConfig(LinkConfig):
+class _EdgesConfig(DirectionConfig, LinkConfig):
     """Settings of encoders of a `flax_layers.GAE`; the defaults are Kipf and Welling's."""
 
     # See `TrainConfig`. Columns of zeros and ones stay, as in Kipf and Welling's code: models of
@@ -99,7 +93,6 @@ class _EdgesConfig(LinkConfig):
         "random; time: the last edges test, those before them validate; auto: time where edges "
         "have times",
     )
-    direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
     scaling: Scaling | None = None  # statistics of the training's data
 
 

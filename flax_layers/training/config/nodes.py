@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from flax_layers.training.config.optimizer import OptimizerConfig
-from flax_layers.training.config.settings import COUNT, COUNTS, NON_NEGATIVE, RATE, WHOLE, setting
+from flax_layers.training.config.settings import (
+    COUNT,
+    COUNTS,
+    NON_NEGATIVE,
+    RATE,
+    WHOLE,
+    Config,
+    setting,
+)
 from jax_gnn.extend import Implementation
 
 FeatureNormalization = Literal["auto", "none", "row", "standardize"]
@@ -14,16 +22,6 @@ Direction = Literal["auto", "directed", "undirected"]
 EdgeInput = Literal["", "optional", "required"]  # features of edges in a model's calls
 Defaults = Mapping[str, float | str]  # by field
 Scaling = Mapping[str, list[list[float]]]  # means and deviations of columns, by type of nodes
-
-DIRECTION_HELP = (
-    "directed, undirected, or auto: undirected if less than 10% of the edges have their reverse, "
-    "and always where edges have relations"
-)
-DIRECTION_SWITCHES = (
-    "train on the edges as they are, in their direction",
-    "train on both directions of each edge, and with relations on inverse ones, too (default: both "
-    "directions with relations, or if less than 10% of the edges have their reverse)",
-)
 
 _FANOUT = 10  # edges drawn in each layer if no fanouts are set
 
@@ -103,6 +101,23 @@ class TrainConfig(OptimizerConfig):
     )
 
 
+class DirectionConfig(Config):
+    """Settings of models of edges whose reverses may be added."""
+
+    direction: Direction = setting(
+        "auto",
+        "data",
+        "directed, undirected, or auto: undirected if less than 10% of the edges have their "
+        "reverse, and always where edges have relations",
+        switches=(
+            "train on the edges as they are, in their direction",
+            "train on both directions of each edge, and with relations on inverse ones, too "
+            "(default: both directions with relations, or if less than 10% of the edges have "
+            "their reverse)",
+        ),
+    )
+
+
 class HeadsConfig(TrainConfig):
     """Settings of models with heads; dropout rates are those of Veličković et al."""
 
@@ -112,7 +127,7 @@ class HeadsConfig(TrainConfig):
     attention_dropout_rate: float = setting(0.6, "model", "dropout of attention weights", RATE)
 
 
-class SampledConfig(TrainConfig):
+class SampledConfig(DirectionConfig, TrainConfig):
     """Settings of trainings whose steps are on the whole graph, or on batches of seed nodes.
 
     Raises:
@@ -120,7 +135,6 @@ class SampledConfig(TrainConfig):
             a `batch_size`, or fanouts are not one for each layer.
     """
 
-    direction: Direction = setting("auto", "data", DIRECTION_HELP, switches=DIRECTION_SWITCHES)
     batch_size: int | None = setting(
         None,
         "training",
