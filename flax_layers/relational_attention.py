@@ -433,8 +433,10 @@ class HGTConv(HGTOptions):
         # Queries in the space of x: ⟨x_i Q + q, x_j K + k⟩ = ⟨x_i (Q K^T) + q K^T, x_j⟩ + …
         query = endpoint_maps("query", 1)
         key_t, bias_t = (None if x is None else x.swapaxes(-1, -2) for x in key)
-        shift = None if bias_t is None else _side_by_side(*times(query, bias_t))
-        return HGTWeights(*(_side_by_side(*x) for x in (key, value, times(query, key_t))), shift)
+        to_key, shift = times(query, key_t), times(query, bias_t)
+        of_key, of_value, of_query = (_side_by_side(*maps) for maps in (key, value, to_key))
+        shifts = None if bias_t is None else _side_by_side(*shift)
+        return HGTWeights(of_key, of_value, of_query, shifts)
 
     def __call__(
         self,

@@ -20,6 +20,7 @@ from jax_gnn._ops.edge_region.walks import FLOPS, FUNCTION_FLOPS, SLOW_FUNCTION_
 from jax_gnn._ops.relational_aggregate.schedule import (
     Launch,
     between,
+    chosen,
     expected,
     gathered,
     in_turn,
@@ -327,9 +328,9 @@ class Costs:
         x, weight = pattern.x, pattern.weight
         sizes = sizes_of([x.row, weight.row], [x.labels, weight.labels])
         k, n = width(pattern.summed, sizes), width(pattern.weight_only, sizes)
-        times = expected(relational.counts(self.parts, k, n, np.dtype(row.dtype).itemsize))
-        method = min(times, key=lambda method: times[method])
-        return Cost(f"relational_aggregate ({method})", _queued(times[method]))
+        counts = relational.counts(self.parts, k, n, np.dtype(row.dtype).itemsize)
+        method = chosen(counts)
+        return Cost(f"relational_aggregate ({method})", _queued(expected(counts)[method]))
 
     # --- Regions -------------------------------------------------------------------------------
 

@@ -22,10 +22,9 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend
-from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
-from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
+from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation, relational_aggregate
+from jax_gnn._ops.relational_aggregate.xla import product as product_of_pairs
 from jax_gnn._ops.relational_attention.methods import TypedEdges
-from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
 from jax_gnn._ops.segment_matmul.primitive import segment_matmul
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax

@@ -24,12 +24,11 @@ from jax_gnn._core.sharding import auto_axes_like
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.attention.scores import DotScores, EntryScores, TypedScores, typed_dots
 from jax_gnn._ops.attention.xla import end_matrices, leaky, shares
-from jax_gnn._ops.relational_aggregate.xla import counts, existing
+from jax_gnn._ops.relational_aggregate.xla import counts, existing, product
 from jax_gnn._ops.relational_attention.pair_attention import pair_attention
 from jax_gnn._ops.relational_attention.primitive import (
     Projections,
     each_head,
-    product,
     product_of_heads,
     relation_dots,
     typed_matrix,
@@ -255,7 +254,7 @@ def _rgat_weights(edges: TypedEdges, score: Array, scores: RGATScores) -> Array:
 
 def _weights(score: Array, rows: Csr, scale: Array | None) -> Array:
     """Return the softmax of scores over the entries of each row, times `scale` if not None."""
-    weight = segment_softmax(score, segments(rows.rows, rows.num_rows))
+    weight: Array = segment_softmax(score, segments(rows.rows, rows.num_rows))
     return weight if scale is None else weight * scale
 
 
