@@ -25,7 +25,7 @@ from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation, relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import product as product_of_pairs
 from jax_gnn._ops.relational_attention.methods import TypedEdges
-from jax_gnn._ops.segment_matmul.primitive import segment_matmul
+from jax_gnn._ops.segment_matmul.primitive import grouped_product
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import patterns, relational
@@ -302,32 +302,15 @@ class Lowering:
     ) -> Array:
         assert isinstance(row.op, Contract)
         precision = precision_level(row.op.precision)
-        result: Array
         if isinstance(groups, Pairs):
-            result = product_of_pairs(x, kernel, groups, matrix, precision=precision)
-            return result
+            return product_of_pairs(x, kernel, groups, matrix, precision=precision)
         if isinstance(groups, EdgesByRelation):
             sizes, to_weights = groups.sizes(kernel.shape[0]), groups.to_weights
         else:
             sizes, to_weights = jnp.asarray(self._graph.node_type_sizes, jnp.int32), None
         # Rows are sorted by relation or type, and `sizes` gives the number of rows of each group.
-        zero = jnp.zeros((1,), jnp.int32)
-        result = segment_matmul(
-            x,
-            kernel,
-            None,
-            None,
-            None,
-            sizes,
-            zero,
-            matrix,
-            to_weights,
-            transposed=False,
-            precision=precision,
-            activation=None,
-            dtype=x.dtype,
-        )
-        return result
+        options: Any = {"gather": matrix, "scatter": to_weights, "precision": precision}
+        return grouped_product(x, kernel, sizes, **options)
 
     def _typed_dots(self, row: Row, pattern: patterns.TypedDots, sizes: Sizes) -> Array:
         """Compute dot products of rows with those of their relation."""
