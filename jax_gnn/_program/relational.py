@@ -158,13 +158,13 @@ def _match_rgat(program: Matcher, pattern: Sum, scores: TypedScores) -> RGAT | N
         return None
     heads = tuple(value.labels.index(label) for label in pattern.heads)
     maps = _linear_maps(program, value.base, heads, uses=2)
-    if maps is None or maps.is_per_head:
+    if maps is None or len(maps[0].groups[0]) > len(maps[1].groups[0]):  # each head has features
         return None
     for i, term in enumerate(scores.terms):
-        dst = _vector_of_destination(program, term, maps.x)
+        dst = _vector_of_destination(program, term, maps[0])
         if dst is not None:
             terms = (*scores.terms[:i], *scores.terms[i + 1 :])
-            return RGAT(pattern, maps.x, maps.kernel, scores.vector, dst, terms, scores.slope)
+            return RGAT(pattern, *maps, scores.vector, dst, terms, scores.slope)
     return None
 
 
@@ -189,27 +189,17 @@ def _match_hgt(program: Matcher, pattern: Sum, scores: DotScores) -> HGT | None:
     if of_value is None or of_key is None:
         return None
     query = Arranged(scores.row_key, (tuple(range(len(scores.row_key.shape))),))
-    return HGT(pattern, query, of_key.x, of_key.kernel, of_value.x, of_value.kernel, scores.scale)
-
-
-class _LinearMaps(NamedTuple):
-    """A product by (source, relation) pair.
-
-    Attributes:
-        x: Features of sources, (k,) or, if each head has its own, (heads · k,).
-        kernel: Weights of relations, (k, heads, n).
-        is_per_head: Whether each head has its own features.
-    """
-
-    x: Arranged
-    kernel: Arranged
-    is_per_head: bool
+    return HGT(pattern, query, *of_key, *of_value, scores.scale)
 
 
 def _linear_maps(
     program: Matcher, row: Row, heads: tuple[int, ...], uses: int
-) -> _LinearMaps | None:
-    """Return a product of sources and relations; None if it is none, or is read elsewhere."""
+) -> tuple[Arranged, Arranged] | None:
+    """Return features of sources and weights of relations, whose product by pair a row is.
+
+    Features are (k,), or (heads · k,) if each head has its own, weights (k, heads, n). None if the
+    row is no such product, or is read elsewhere.
+    """
     product = _node_product(program, row, "src") if program.is_internal(row, uses) else None
     if product is None:
         return None
@@ -220,7 +210,7 @@ def _linear_maps(
     axes = tuple(map(product.x.labels.index, (*per_head, *product.summed)))
     features = tuple(label for label in product.out if label not in head_labels)
     kernel = product.arranged_maps((product.summed, head_labels, features))
-    return _LinearMaps(Arranged(product.x.base, (axes,)), kernel, bool(per_head))
+    return Arranged(product.x.base, (axes,)), kernel
 
 
 class _NodeProduct(NamedTuple):

@@ -28,8 +28,6 @@ from jax_gnn.relational import RelationalGraph
 
 Method = Literal["auto"] | schedule.Method
 """Method of attention over relations; "auto" chooses by counts."""
-METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
-"""Names of all methods of attention over relations."""
 
 
 @public
@@ -118,6 +116,7 @@ def rgat_attention(
         arguments.check_flag("within_relations", within_relations),
         scale,
     )
+    ffi.check_implementation(implementation)
     attend = functools.partial(
         attend_rgat,
         plain_graph,
@@ -125,9 +124,7 @@ def rgat_attention(
         x if x_dst is None else x_dst,
         RGATWeights(*(array.astype(x.dtype) for array in weights)),
         scores,
-        method=_parse_method(
-            plain_graph, method, weights.kernel, heads, implementation, dots=False
-        ),
+        method=choose_method(plain_graph, method, weights.kernel, heads, dots=False),
         precision=arguments.precision_level(precision),
     )
     with use_implementation(implementation):
@@ -220,7 +217,8 @@ def hgt_attention(
                 f"heads, got shape {x.shape}"
             )
     plain_graph, scale = graph._gated(None, accumulator_dtype(value.dtype), heads)
-    chosen = _parse_method(plain_graph, method, kernel, heads, implementation, dots=True)
+    ffi.check_implementation(implementation)
+    chosen = choose_method(plain_graph, method, kernel, heads, dots=True)
     if callable(pair_query):
         pair_query = pair_query() if chosen == "source_pairs" else None
     if pair_query is not None:
@@ -245,20 +243,6 @@ def hgt_attention(
 
 
 # --- Checks --------------------------------------------------------------------------------------
-
-
-def _parse_method(
-    graph: RelationalGraph,
-    method: Method,
-    kernel: Array,
-    heads: int,
-    implementation: Implementation | None,
-    *,
-    dots: bool,
-) -> schedule.Method:
-    arguments.check_choice("method", method, METHODS)
-    ffi.check_implementation(implementation)
-    return choose_method(graph, method, kernel, heads, dots=dots)
 
 
 def _check_nodes(name: str, x: ArrayLike, size_name: str, size: int) -> Array:

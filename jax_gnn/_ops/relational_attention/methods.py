@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.arguments import check_choice
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, segments
 from jax_gnn._core.ids import take_ids
@@ -35,6 +36,7 @@ from jax_gnn._ops.relational_attention.primitive import (
     typed_values,
 )
 from jax_gnn._ops.relational_attention.schedule import (
+    METHODS,
     Method,
     chosen,
     dense_scores_pay,
@@ -57,6 +59,7 @@ def choose_method(
     graph: RelationalGraph, method: str, kernel: Array, heads: int, *, dots: bool
 ) -> Method:
     """Return the method, chosen by counts if it is "auto"."""
+    check_choice("method", method, ("auto", *METHODS))
 
     def missing(method: str) -> list[Part]:
         return [part for part in _NEEDS[method][dots] if getattr(graph, part) is None]
