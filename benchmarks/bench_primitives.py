@@ -38,7 +38,6 @@ PRIMITIVES = (
     "leaky_scores",
     "leaky_sum",
     "relation_pairs",
-    "relational_aggregate",
     "sample_block",
     "sample_distinct",
     "sample_uniform",
@@ -213,10 +212,6 @@ def _products(o: Operands) -> dict[str, Call]:
         "relation_pairs": Call(
             (typed.nodes.rows, typed.edge_types),
             {"num_relations": RELATIONS, "num_pairs": typed.num_dst_pairs},
-        ),
-        "relational_aggregate": Call(
-            (o.cols, kernels, o.weights.ravel(), typed.matrix(weighted=True)),
-            {"transposed": False, "method": None, **precision},
         ),
         "segment_matmul": Call(
             (o.cols, kernels, None, None, None, *of_groups),

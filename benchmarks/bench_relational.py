@@ -133,22 +133,14 @@ def counted_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator
     from jax_gnn._ops.relational_aggregate.api import counts_of
     from jax_gnn._ops.relational_aggregate.schedule import (
         chosen,
-        chosen_for_gradients,
         expected,
-        expected_of_gradients,
+        expected_in_training,
     )
 
     shape = (graph.num_relations, case.width, case.width)
     counts = counts_of(graph.graph, jax.ShapeDtypeStruct(shape, problem.output_dtype))
-    if case.mode == "training":
-        first = expected(counts)[chosen(counts)]
-        times = {
-            f"{to_x} and {to_rhs}": first + time
-            for (to_x, to_rhs), time in expected_of_gradients(counts).items()
-        }
-        choice = " and ".join(chosen_for_gradients(counts))
-    else:
-        times, choice = {str(way): time for way, time in expected(counts).items()}, chosen(counts)
+    times = (expected_in_training if case.mode == "training" else expected)(counts)
+    choice = chosen(counts)
     words = ", ".join(f"{time:.1f} us by {way}" for way, time in times.items())
     yield Candidate("counted", lambda: (), (), skip=f"{words}; chosen: {choice}")
 

@@ -388,56 +388,53 @@ class HGTConv(HGTOptions):
         Args:
             dtype: Dtype of the computation; None means the layer's, or that of the parameters.
         """
-        type_params = ("key", "query", "value", "key_bias", "query_bias", "value_bias")
-        params = {name: getattr(self, name) for name in ("attention", "message", "prior")}
-        params |= {
-            name: getattr(self, name) if self._has_one_width else None for name in type_params
-        }
-        values = dtypes.promote_dtype(
-            tuple(map(parameter_value, params.values())), dtype=dtype or self.dtype
-        )
-        p: dict[str, Any] = dict(zip(params, values, strict=True))
-        depth = self.out_features // self.heads
-        if not self._has_one_width:
-            return HGTWeights.of(p["attention"], p["message"], p["prior"])
+        names = ["attention", "message", "prior"]
+        roles = ("key", "value", "query") if self._has_one_width else ()
+        names += [name for role in roles for name in (role, f"{role}_bias")]
+        params: Any = tuple(parameter_value(getattr(self, name)) for name in names)
+        params = dtypes.promote_dtype(params, dtype=dtype or self.dtype)
+        attention, message, prior = params[:3]
+        if not roles:
+            return HGTWeights.of(attention, message, prior)
+        of_types = dict(zip(names[3:], params[3:], strict=True))
         # μ / √d is a factor of A.
-        attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
+        depth = self.out_features // self.heads
+        attention = attention * (prior / math.sqrt(depth))[..., None, None]
 
-        def matmul(a: Array | None, b: Array | None) -> Any:
-            return None if a is None or b is None else jnp.matmul(a, b, precision=self.precision)
-
-        def endpoint_maps(name: str, end: int) -> Any:
-            """Return maps of the types at one end, ``(relations, heads, k, n)``; k = 1 for biases.
+        def endpoint_maps(role: str, end: int) -> list[Array | None]:
+            """Return map and bias of the types at one end, ``(relations, heads, k, n)``.
 
             They are a batch by relation, also of a single type: else a product, or the gradient of
-            one, would need a copy in another layout.
+            one, would need a copy in another layout. Biases have k = 1.
             """
-            if p[name] is None:
-                return None
-            matrices = p[name] if p[name].ndim == 3 else p[name][:, None]
-            if len(self.type_names) > 1:
-                matrices = _select(matrices, [types[end] for types in self.ends])
-            by_head = jnp.moveaxis(_split(matrices, self.heads), -2, 1)
-            return jnp.broadcast_to(by_head, (self.num_relations, *by_head.shape[1:]))
+            maps = []
+            for x in (of_types[role], of_types[f"{role}_bias"]):
+                if x is not None:
+                    x = x if x.ndim == 3 else x[:, None]
+                    if len(self.type_names) > 1:
+                        x = _select(x, [types[end] for types in self.ends])
+                    x = jnp.moveaxis(_split(x, self.heads), -2, 1)
+                    x = jnp.broadcast_to(x, (self.num_relations, *x.shape[1:]))
+                maps.append(x)
+            return maps
 
-        def source_maps(name: str, relation_map: Array) -> tuple[Array, Array | None]:
-            """Return map and bias from sources to keys or values in the relation's space."""
-            bias = matmul(endpoint_maps(f"{name}_bias", 0), relation_map)
-            return matmul(endpoint_maps(name, 0), relation_map), bias
+        def times(maps: list[Array | None], factor: Array | None) -> list[Any]:
+            return [
+                None
+                if x is None or factor is None
+                else jnp.matmul(x, factor, precision=self.precision)
+                for x in maps
+            ]
 
-        key, key_bias = source_maps("key", attention)
-        value, value_bias = source_maps("value", p["message"])
+        key = times(endpoint_maps("key", 0), attention)
+        value = times(endpoint_maps("value", 0), message)
         # Queries in the space of x: ⟨x_i Q + q, x_j K + k⟩ = ⟨x_i (Q K^T) + q K^T, x_j⟩ + …
-        query, query_bias = endpoint_maps("query", 1), endpoint_maps("query_bias", 1)
-        key_t = key.swapaxes(-1, -2)
-        key_bias_t = None if key_bias is None else key_bias.swapaxes(-1, -2)
-        shift = matmul(query, key_bias_t)
-        return HGTWeights(
-            _side_by_side(key, key_bias),
-            _side_by_side(value, value_bias),
-            _side_by_side(matmul(query, key_t), matmul(query_bias, key_t)),
-            None if shift is None else _side_by_side(shift, matmul(query_bias, key_bias_t)),
-        )
+        query = endpoint_maps("query", 1)
+        key_t, bias_t = (None if x is None else x.swapaxes(-1, -2) for x in key)
+        to_key, shift = times(query, key_t), times(query, bias_t)
+        of_key, of_value, of_query = (_side_by_side(*maps) for maps in (key, value, to_key))
+        shifts = None if bias_t is None else _side_by_side(*shift)
+        return HGTWeights(of_key, of_value, of_query, shifts)
 
     def __call__(
         self,
@@ -477,14 +474,14 @@ class HGTConv(HGTOptions):
         if node_types is None and isinstance(graph, RelationalPart) and len(self.type_names) > 1:
             self._check_count(len(graph.whole_type_sizes))
             node_types = graph.node_types
-        sizes, src_types, dst_types = self._types(graph, node_types)
+        src_types, dst_types = self._types(graph, node_types)
         if not isinstance(x, Mapping):
             if not self._has_one_width:
                 widths = dict(self.in_features) if isinstance(self.in_features, Mapping) else {}
                 raise ValueError(f"x must be by type, as in_features={widths} are, got an array")
             src, dst = check_endpoint_features(graph, x, self.widths[0], self.widths[0])
             return self._of_one_width(graph, src, dst, dst_types, folded)
-        by_type = self._check_by_type(x, sizes)
+        by_type = self._check_by_type(x, src_types.sizes)
         if self._has_one_width:
             # Types of one width are one array, whose keys and values are mapped by pair.
             src = src_types.joined([*by_type.values()])
@@ -492,7 +489,7 @@ class HGTConv(HGTOptions):
             y = self._of_one_width(graph, source_rows(graph, src), dst, dst_types, folded)
         else:
             y = self._of_widths(graph, by_type, src_types, dst_types, folded)
-        return y if node_types is not None else _by_type(y, self.type_names, sizes)
+        return y if node_types is not None else _by_type(y, self.type_names, src_types.sizes)
 
     # --- Arguments -------------------------------------------------------------------------------
 
@@ -513,29 +510,20 @@ class HGTConv(HGTOptions):
 
     def _types(
         self, graph: RelationalGraph, node_types: ArrayLike | tuple[ArrayLike, ...] | None
-    ) -> tuple[tuple[int, ...], NodeTypes, NodeTypes]:
-        """Return the rows of x for each type, and the types of sources and of destinations."""
-        count = len(self.type_names)
+    ) -> list[_NodeTypes]:
+        """Return the types of sources and of destinations."""
+        count, rows = len(self.type_names), num_rows(graph)
         if node_types is not None:
             self._check_names(graph)
-            src_ids, dst_ids = endpoint_values("node_types", node_types, graph)
-            src = _UnsortedTypes(as_ids("node_types", src_ids), count)
-            dst = _UnsortedTypes(as_ids("node_types", dst_ids), count)
-            return (num_rows(graph),) * count, src, dst
-        if graph.num_src != graph.num_dst:
-            if count > 1:
-                raise ValueError(
-                    f"node_types must be given for a bipartite graph of {count} types, got None"
-                )
-            rows = num_rows(graph)
-            return (
-                (rows,),
-                _SortedTypes((rows,), rows),
-                _SortedTypes((graph.num_dst,), graph.num_dst),
+            ids = endpoint_values("node_types", node_types, graph)
+            return [_NodeTypes((rows,) * count, rows, as_ids("node_types", x)) for x in ids]
+        if graph.num_src == graph.num_dst:
+            return [_NodeTypes(self.sizes(graph), graph.num_src)] * 2
+        if count > 1:
+            raise ValueError(
+                f"node_types must be given for a bipartite graph of {count} types, got None"
             )
-        sizes = self.sizes(graph)
-        types = _SortedTypes(sizes, graph.num_src)
-        return sizes, types, types
+        return [_NodeTypes((size,), size) for size in (rows, graph.num_dst)]
 
     def _check_names(self, graph: RelationalGraph) -> None:
         """Raise ValueError for a graph whose types or relations have other names."""
@@ -570,9 +558,7 @@ class HGTConv(HGTOptions):
         empty = [name for name, size in zip(self.type_names, sizes, strict=True) if size == 0]
         check_types("x", x, self.type_names, optional=empty, note=", which has nodes")
         features: dict[str, Array] = {}
-        batch: tuple[int, ...] = ()
-        for name, rows in [*x.items()][:1]:
-            batch = as_array(f"x[{name!r}]", rows).shape[1:-1]
+        batch = next((as_array(f"x[{name!r}]", x[name]).shape[1:-1] for name in x), ())
         for name, size, width in zip(self.type_names, sizes, self.widths, strict=True):
             if name in x:
                 rows_name = f"nodes of type {name!r}"
@@ -593,7 +579,7 @@ class HGTConv(HGTOptions):
         graph: RelationalGraph,
         src: Array,
         dst: Array,
-        types: NodeTypes,
+        types: _NodeTypes,
         folded: HGTWeights | None,
     ) -> Array:
         """Return the result for types of one width: keys and values are computed by pair."""
@@ -613,9 +599,7 @@ class HGTConv(HGTOptions):
             def pair_query() -> Array:
                 return types.product(dst, query, bias, self.precision)
 
-            options: dict[str, Any] = {"fold_query_into_key": folds_query}
-            if not folds_query:
-                options["pair_query"] = pair_query
+            options = {"fold_query_into_key": True} if folds_query else {"pair_query": pair_query}
             y = self._attend(graph, dst, src, src, weights, **options)
             return self._finish(y, dst if dst.shape[1] == y.shape[1] else None, types)
 
@@ -625,39 +609,32 @@ class HGTConv(HGTOptions):
         self,
         graph: RelationalGraph,
         x: dict[str, Array],
-        src_types: NodeTypes,
-        dst_types: NodeTypes,
+        src_types: _NodeTypes,
+        dst_types: _NodeTypes,
         folded: HGTWeights | None,
     ) -> Array:
         """Return the result for types of different widths: nodes are mapped by type first."""
         folded = self._fold(*x.values()) if folded is None else folded
         params = [
             (
-                {name: getattr(self, role)[name][...] for name in x},
+                [getattr(self, role)[name][...] for name in self.type_names],
                 parameter_value(getattr(self, f"{role}_bias")),
             )
             for role in ("key", "value", "query")
         ]
         x, params, weights = _promote((x, params, folded), self.dtype)
-        # In a block, each type has a row for every source, the destinations first.
-        dst_x = x
+        src = dst = [x[name] for name in self.type_names]
         if dst_types is not src_types:
-            dst_x = {name: rows[: graph.num_dst] for name, rows in x.items()}
+            # In a block, each type has a row for every source, the destinations first.
+            dst = [rows[: graph.num_dst] for rows in src]
 
-        def map_by_type(
-            x: dict[str, Array], types: NodeTypes, kernels: dict[str, Array], bias: Array | None
-        ) -> Array:
-            parts = [
-                product(
-                    x[name], kernels[name], self.precision, bias=None if bias is None else bias[i]
-                )
-                for i, name in enumerate(self.type_names)
-            ]
-            return types.joined(parts)
+        def map_by_type(x: list[Array], types: _NodeTypes, kernels: Any, bias: Any) -> Array:
+            biases = [None] * len(x) if bias is None else bias
+            maps = zip(x, kernels, biases, strict=True)
+            return types.joined([product(x, w, self.precision, bias=b) for x, w, b in maps])
 
         def attend(key: Array, value: Array, query: Array, skip: Array) -> Array:
-            y = self._attend(graph, query, key, value, weights)
-            return self._finish(y, skip, dst_types)
+            return self._finish(self._attend(graph, query, key, value, weights), skip, dst_types)
 
         def skip_input(rows: Array) -> Array:
             """Return the rows if they are as wide as the output; else zeros, which a gate drops."""
@@ -665,11 +642,9 @@ class HGTConv(HGTOptions):
                 return rows
             return jnp.zeros((*rows.shape[:-1], self.out_features), rows.dtype)
 
-        key = source_rows(graph, map_by_type(x, src_types, *params[0]))
-        value = source_rows(graph, map_by_type(x, src_types, *params[1]))
-        query = map_by_type(dst_x, dst_types, *params[2])
-        skip = dst_types.joined([skip_input(dst_x[name]) for name in self.type_names])
-        return over_batch(attend, key, value, query, skip)
+        key, value = (source_rows(graph, map_by_type(src, src_types, *maps)) for maps in params[:2])
+        query, skip = map_by_type(dst, dst_types, *params[2]), map(skip_input, dst)
+        return over_batch(attend, key, value, query, dst_types.joined([*skip]))
 
     def _fold(self, *x: Array) -> HGTWeights:
         """Return products of the weights in the dtype of the computation with these features."""
@@ -689,7 +664,7 @@ class HGTConv(HGTOptions):
         y = hgt_attention(graph, query, key, value, weights, **options)
         return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
 
-    def _finish(self, y: Array, x: Array | None, types: NodeTypes) -> Array:
+    def _finish(self, y: Array, x: Array | None, types: _NodeTypes) -> Array:
         """Apply GELU, the map by type, and the skip connection from x to types as wide as it."""
         params = self.output[...], parameter_value(self.output_bias), self.skip[...]
         y, x, output, bias, skip = _promote((y, x, *params), y.dtype)
@@ -719,49 +694,26 @@ _normal_cdf.defjvps(lambda t, y, x: t * jnp.exp(-0.5 * x * x) / math.sqrt(2 * ma
 # --- Nodes by type -------------------------------------------------------------------------------
 
 
-class _SortedTypes(NamedTuple):
-    """Types of nodes that are numbered type by type, and of padding after them.
+class _NodeTypes(NamedTuple):
+    """Types of nodes that are numbered type by type, with padding after them, or in any order.
 
     Attributes:
-        sizes: Number of nodes of each type.
+        sizes: Number of rows for each type.
         rows: Number of nodes with padding.
+        ids: Type of each node, out of range for padding; None if nodes are numbered type by type.
     """
 
     sizes: tuple[int, ...]
     rows: int
+    ids: Array | None = None
 
     def joined(self, parts: list[Array]) -> Array:
-        """Return one array of all nodes, of an array for the nodes of each type."""
-        return _pad_rows(jnp.concatenate(parts), self.rows)
+        """Return one array of all nodes, of an array for each type.
 
-    def column(self, values: Array) -> Array:
-        """Return the value of each node's type, ``(rows, 1)``."""
-        columns = [jnp.broadcast_to(values[i], (size, 1)) for i, size in enumerate(self.sizes)]
-        return _pad_rows(jnp.concatenate(columns), self.rows)
-
-    def product(
-        self, x: Array, kernel: Array, bias: Array | None, precision: jax.lax.PrecisionLike
-    ) -> Array:
-        """Apply the map of each node's type."""
-        if len(kernel) == 1:
-            return _single_type_product(x, kernel, bias, precision)
-        sizes = jnp.array(self.sizes, jnp.int32)
-        return segment_matmul(x, kernel, sizes, bias=bias, precision=precision)
-
-
-class _UnsortedTypes(NamedTuple):
-    """Types of nodes in any order.
-
-    Attributes:
-        ids: Type of each node; a number out of range is padding.
-        num_types: Number of types.
-    """
-
-    ids: Array
-    num_types: int
-
-    def joined(self, parts: list[Array]) -> Array:
-        """Return each node's row in the array of its type; arrays have a row for each node."""
+        If nodes are in any order, arrays have a row for each of them.
+        """
+        if self.ids is None:
+            return _pad_rows(jnp.concatenate(parts), self.rows)
         # Selection by `where` keeps rows of padding zero.
         y = jnp.zeros_like(parts[0])
         for number, part in enumerate(parts):
@@ -770,29 +722,24 @@ class _UnsortedTypes(NamedTuple):
 
     def column(self, values: Array) -> Array:
         """Return the value of each node's type, ``(rows, 1)``."""
-        return _select(values, self.ids)[:, None]
+        if self.ids is not None:
+            return _select(values, self.ids)[:, None]
+        return self.joined([jnp.broadcast_to(values[i], (n, 1)) for i, n in enumerate(self.sizes)])
 
     def product(
         self, x: Array, kernel: Array, bias: Array | None, precision: jax.lax.PrecisionLike
     ) -> Array:
         """Apply the map of each node's type."""
-        if self.num_types == 1:
-            return _single_type_product(x, kernel, bias, precision)
-        # Rows are sorted by type for a segmented product, and sorted back.
-        plan = TypePlan.from_types(self.ids, self.num_types)
+        if len(kernel) == 1:
+            # XLA fuses this product with operations on its rows, in both directions.
+            y = matmul_with_segmented_gradient(x, kernel[0], precision)
+            return finished(y, None if bias is None else bias[0])
+        plan = TypePlan(jnp.array(self.sizes, jnp.int32))
+        if self.ids is not None:
+            # Rows are sorted by type for a segmented product, and sorted back.
+            plan = TypePlan.from_types(self.ids, len(kernel))
         y = segment_matmul(plan.sort(x), kernel, plan.group_sizes, bias=bias, precision=precision)
         return plan.unsort(y)
-
-
-NodeTypes = _SortedTypes | _UnsortedTypes
-
-
-def _single_type_product(
-    x: Array, kernel: Array, bias: Array | None, precision: jax.lax.PrecisionLike
-) -> Array:
-    # XLA fuses this product with operations on its rows, in both directions.
-    y = matmul_with_segmented_gradient(x, kernel[0], precision)
-    return finished(y, None if bias is None else bias[0])
 
 
 def _split(x: Array, heads: int) -> Array:

@@ -28,6 +28,7 @@ from jax_gnn._ops.attention.scores import (
 from jax_gnn._ops.edge_region.cuda import region_walks
 from jax_gnn._ops.edge_region.primitive import LinearizationPoint
 from jax_gnn._ops.edge_region.region import Region
+from jax_gnn._ops.relational_aggregate.xla import PairFactors
 from jax_gnn._ops.relational_attention import primitive as typed
 
 needs_kernels = pytest.mark.skipif(
@@ -99,10 +100,6 @@ GATHER = SparseMatrix(  # five rows of four
     Csr(None, ids(3, 0, 3, -1, 1), num_rows=5),
     Csr(ids(0, 1, 3, 3, 4), ids(1, 4, 0, 2, 3), num_rows=4),
 )
-
-RELATIONAL = RelationalGraph.from_triples(
-    ids(0, 1, 1, 2), ids(0, 1, 1, 0), ids(2, 2, 0, 0), num_src=3, num_dst=5, num_relations=2
-).matrix(weighted=True)
 
 # Five nodes at either end, with four pairs of sources and of destinations.
 TYPED = RelationalGraph.from_triples(
@@ -212,7 +209,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         GATHER,
         permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4)),
     ),
-    "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
     "segment_outer": (
         floats(4, 2),
         floats(5, 4),
@@ -246,11 +242,6 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         **{"is_tree": False, "ascending": False},
     },
     "sample_distinct": {"num_nodes": 4, "num_src": 5},
-    "relational_aggregate": {
-        "transposed": False,
-        "method": None,
-        "precision": jax.lax.Precision.DEFAULT,
-    },
     "segment_matmul": {
         "transposed": False,
         "precision": jax.lax.Precision.DEFAULT,
@@ -287,6 +278,11 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"region": region(np.float64, nonlinear=True)},
     ),
     "leaky_dots": (leaky.Keys(*KEYS, None, MATRIX), KEYS, OF_HEADS),
+    "summed_products_jvp": (
+        (PairFactors(floats(4, 4), floats(2, 4, 2)), TYPED.pair_dst),
+        PairFactors(floats(4, 4), floats(2, 4, 2)),
+        {"transposed": False, **OF_PRODUCTS},
+    ),
     "typed_values": (
         typed.Projections(floats(2, 2, 4), floats(2, 1, 2), TYPED),
         (floats(5, 2),),

@@ -712,7 +712,7 @@ def test_weights_of_types_meet_those_of_relations(rng):
 # --- Which ops ------------------------------------------------------------------------------------
 
 OPS = {
-    "rgcn": ["relational_aggregate"],
+    "rgcn": ["segment_matmul", "spmm"],
     "rgat": ["rgat_attention (source_pairs)"],
     "rgat_of_heads": ["rgat_attention (source_pairs)"],
     "gat": ["attention (sum)"],

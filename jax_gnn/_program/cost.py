@@ -20,14 +20,13 @@ from jax_gnn._ops.edge_region.walks import FLOPS, FUNCTION_FLOPS, SLOW_FUNCTION_
 from jax_gnn._ops.relational_aggregate.schedule import (
     Launch,
     between,
-    expected,
     gathered,
     in_turn,
     once,
 )
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed_rows, rows_taken
-from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
+from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in
 from jax_gnn._program.region_rows import linear_maps_of
 from jax_gnn._program.regions import EdgeRegion
 from jax_gnn._program.rows import (
@@ -198,8 +197,6 @@ class Costs:
             case patterns.EdgeDots(dst, src):
                 launch = self._factor(dst, row) + self._factor(src, row) + self._edge_ids()
                 return Cost.of("sddmm", launch + out + self._product(row))
-            case patterns.RelationalSum():
-                return self._relational(row, pattern)
             case patterns.Sum():
                 return self._sum(row, pattern)
             case RGAT() | HGT():
@@ -322,14 +319,6 @@ class Costs:
             permuted = self._stored(weight)
             return Cost.of("spmm", permuted, launch, permuted)
         return Cost.of("spmm", launch)
-
-    def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
-        x, weight = pattern.x, pattern.weight
-        sizes = sizes_of([x.row, weight.row], [x.labels, weight.labels])
-        k, n = width(pattern.summed, sizes), width(pattern.weight_only, sizes)
-        times = expected(relational.counts(self.parts, k, n, np.dtype(row.dtype).itemsize))
-        method = min(times, key=lambda method: times[method])
-        return Cost(f"relational_aggregate ({method})", _queued(times[method]))
 
     # --- Regions -------------------------------------------------------------------------------
 

@@ -22,11 +22,10 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend
-from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
 from jax_gnn._ops.relational_aggregate.xla import EdgesByRelation
+from jax_gnn._ops.relational_aggregate.xla import product as product_of_pairs
 from jax_gnn._ops.relational_attention.methods import TypedEdges
-from jax_gnn._ops.relational_attention.primitive import product as product_of_pairs
-from jax_gnn._ops.segment_matmul.primitive import segment_matmul
+from jax_gnn._ops.segment_matmul.primitive import grouped_product
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import patterns, relational
@@ -303,32 +302,15 @@ class Lowering:
     ) -> Array:
         assert isinstance(row.op, Contract)
         precision = precision_level(row.op.precision)
-        result: Array
         if isinstance(groups, Pairs):
-            result = product_of_pairs(x, kernel, groups, matrix, precision=precision)
-            return result
+            return product_of_pairs(x, kernel, groups, matrix, precision=precision)
         if isinstance(groups, EdgesByRelation):
             sizes, to_weights = groups.sizes(kernel.shape[0]), groups.to_weights
         else:
             sizes, to_weights = jnp.asarray(self._graph.node_type_sizes, jnp.int32), None
         # Rows are sorted by relation or type, and `sizes` gives the number of rows of each group.
-        zero = jnp.zeros((1,), jnp.int32)
-        result = segment_matmul(
-            x,
-            kernel,
-            None,
-            None,
-            None,
-            sizes,
-            zero,
-            matrix,
-            to_weights,
-            transposed=False,
-            precision=precision,
-            activation=None,
-            dtype=x.dtype,
-        )
-        return result
+        options: Any = {"gather": matrix, "scatter": to_weights, "precision": precision}
+        return grouped_product(x, kernel, sizes, **options)
 
     def _typed_dots(self, row: Row, pattern: patterns.TypedDots, sizes: Sizes) -> Array:
         """Compute dot products of rows with those of their relation."""
@@ -416,8 +398,6 @@ class Lowering:
                 matrix = self.matrices.matrix(Space.DESTINATION_PAIR, "dst")
                 summed: Array = total(self.array(operand), matrix)
                 return summed
-            case patterns.RelationalSum():
-                return self._relational_sum(row, pattern)
             case patterns.Sum():
                 return self._sum(row, pattern)
             case RGAT() | HGT():
@@ -437,26 +417,6 @@ class Lowering:
             return self._zero_without_edges(summed.astype(x.dtype))
         neutral = {"mean": 0, "max": _lowest(x.dtype), "min": _highest(x.dtype)}[reduce]
         return jnp.where(spread(counts > 0, x), x, jnp.asarray(neutral, x.dtype))
-
-    def _relational_sum(self, row: Row, pattern: patterns.RelationalSum) -> Array:
-        x, weight, edge_weight, summed, weight_only, out, after = pattern
-        kernel = self.grouped(weight.base, weight.labels, (summed, weight_only))
-        features = self.grouped(x.base, x.labels, (summed,))
-        entries = None
-        if edge_weight is not None:
-            entries = self._entries(edge_weight, features.dtype)[:, 0]
-        y = relational_aggregate(
-            features,
-            kernel,
-            entries,
-            self.matrices.relational,
-            transposed=False,
-            method=None,
-            precision=precision_level(_precision_of_operand(row)),
-        )
-        sizes = dict(zip(out, row.shape, strict=True))
-        y = y if len(weight_only) == 1 else _split(y, weight_only, sizes)
-        return self._multiply_after(Labelled(y, weight_only, True), out, after, row)
 
     def _sum(self, row: Row, pattern: patterns.Sum) -> Array:
         value, weight, scores, heads, out, after, reduce, dest = pattern

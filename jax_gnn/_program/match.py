@@ -25,7 +25,6 @@ from jax_gnn._program.patterns import (
     NodeDots,
     PairSum,
     Pattern,
-    RelationalSum,
     Scores,
     Sum,
     SumScores,
@@ -184,12 +183,6 @@ class Matcher:
         heads = tuple(label for label in out if any(label in f.labels for f in weights))
         if missing - set(heads):
             return None
-        if summed and not softmaxes and reduce == "sum" and may_reorder(product.dtype):
-            relational_sum = self._relational(
-                row, values, weights, heads, out, after, result_labels
-            )
-            if relational_sum is not None:
-                return relational_sum
         if not may_reorder(product.dtype) and (after or len(values) > 1 or len(weights) > 1):
             return None
         value = self._value(values, out, product)
@@ -208,32 +201,6 @@ class Matcher:
         if scores is None or softmax is None:
             return pattern
         return relational.match_attention(self, pattern, softmax.row.operands[0])
-
-    def _relational(
-        self,
-        row: Row,
-        values: Sequence[Factor],
-        weights: Sequence[Factor],
-        heads: Labels,
-        out: Labels,
-        after: Sequence[Factor],
-        result_labels: Labels,
-    ) -> RelationalSum | None:
-        """Match sums of source rows times weights of their relation; None for other forms."""
-        by_way = {value.way: value for value in values}
-        if len(values) != 2 or set(by_way) != {"src", "relation"}:
-            return None
-        if heads or row.space is not Space.NODE:
-            return None
-        x, weight = by_way["src"], by_way["relation"]
-        summed = tuple(label for label in x.labels if label in weight.labels)
-        if set(summed) != set(x.labels) or set(summed) & set(out):
-            return None
-        weight_only = tuple(label for label in weight.labels if label not in summed)
-        edge_weight = self._weight(weights, (), row, {})
-        return RelationalSum(
-            x, weight, edge_weight, summed, weight_only, result_labels, tuple(after)
-        )
 
     def _value(self, values: Sequence[Factor], out: Labels, product: Row) -> Factor:
         """Return the product of the values, made in the smallest space."""
@@ -430,9 +397,6 @@ def rows_taken(row: Row, matcher: Matcher) -> list[Row]:
             return [dst.base, src.base]
         case Count(operand):
             return [operand if operand.is_shared else operand.operands[0]]
-        case RelationalSum(x, weight, edge_weight, _, _, _, after):
-            rows = [x.base, weight.base, *(factor.row for factor in after)]
-            return rows if edge_weight is None else [*rows, edge_weight]
         case Sum(value, weight, scores, _, _, after, _, dest):
             base = value.base if is_read(value, dest) else value.row
             return [base, *rows_in((weight, scores)), *(factor.row for factor in after)]

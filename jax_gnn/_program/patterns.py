@@ -226,28 +226,6 @@ class HGT(NamedTuple):
     scale: Row | None
 
 
-class RelationalSum(NamedTuple):
-    """Weighted products by relation, summed at destinations: ``relational_aggregate``.
-
-    Attributes:
-        x: Features of sources.
-        weight: Weights of relations.
-        edge_weight: A number of each edge, or None.
-        summed: Labels of x and weights.
-        weight_only: Labels of weights and result.
-        out: Labels of the result.
-        after: Shared factors of the result.
-    """
-
-    x: Factor
-    weight: Factor
-    edge_weight: Row | None
-    summed: Labels
-    weight_only: Labels
-    out: Labels
-    after: tuple[Factor, ...]
-
-
 class Count(NamedTuple):
     """A reduction of rows that are the same for all edges of a destination."""
 
@@ -262,7 +240,7 @@ class PairSum(NamedTuple):
 
 
 Product = Einsum | TypedProduct | TypedDots | EdgeDots
-Reduction = Sum | RGAT | HGT | RelationalSum | Count | PairSum
+Reduction = Sum | RGAT | HGT | Count | PairSum
 Pattern = Product | Reduction | None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,23 +58,14 @@ from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, 
 from jax_gnn._program.spaces import Parts, Space
 from jax_gnn.relational import RelationalGraph
 
-
-class Program(Protocol):
-    """The part of `Matcher` that these patterns use."""
-
-    parts: Parts
-
-    def is_internal(self, row: Row, uses: int = 1) -> bool:
-        """Whether a row is read at most `uses` times."""
-
-    def flat(self, row: Row) -> Row:
-        """Return an einsum with the factors of its internal factors."""
+if TYPE_CHECKING:
+    from jax_gnn._program.match import Matcher
 
 
 # --- Matching ------------------------------------------------------------------------------------
 
 
-def match_scores(program: Program, score: Row, value: Factor, heads: Labels) -> TypedScores | None:
+def match_scores(program: Matcher, score: Row, value: Factor, heads: Labels) -> TypedScores | None:
     """Match scores that contain dot products of the value with a vector of its relation.
 
     Args:
@@ -96,7 +87,7 @@ def match_scores(program: Program, score: Row, value: Factor, heads: Labels) -> 
     return None
 
 
-def _terms(row: Row, program: Program) -> Iterator[Row]:
+def _terms(row: Row, program: Matcher) -> Iterator[Row]:
     """Yield the terms of a sum; nested sums of the row's shape are split further."""
     if not isinstance(row.op, Apply) or row.op.name != "add":
         yield row
@@ -108,7 +99,7 @@ def _terms(row: Row, program: Program) -> Iterator[Row]:
             yield operand
 
 
-def _dots_of_pairs(program: Program, term: Row, way: str) -> Row | None:
+def _dots_of_pairs(program: Matcher, term: Row, way: str) -> Row | None:
     """Return the row of pairs that a term reads, if nothing else reads either; else None."""
     if not isinstance(term.op, Pull) or term.op.way != way:
         return None
@@ -116,7 +107,7 @@ def _dots_of_pairs(program: Program, term: Row, way: str) -> Row | None:
     return dots if program.is_internal(term) and program.is_internal(dots) else None
 
 
-def _vector_of_value(program: Program, term: Row, value: Factor, heads: Labels) -> Arranged | None:
+def _vector_of_value(program: Matcher, term: Row, value: Factor, heads: Labels) -> Arranged | None:
     """Return the vector whose dot products with the values are a term of scores."""
     dots = _dots_of_pairs(program, term, "src_pair")
     if dots is None or not isinstance(dots.op, Contract):
@@ -141,7 +132,7 @@ def _vector_of_value(program: Program, term: Row, value: Factor, heads: Labels) 
     return Arranged(row, (tuple(range(count)), tuple(range(count, len(order)))))
 
 
-def match_attention(program: Program, pattern: Sum, score: Row) -> Sum | RGAT | HGT:
+def match_attention(program: Matcher, pattern: Sum, score: Row) -> Sum | RGAT | HGT:
     """Return the attention that a sum under the softmax of a score is, or the sum."""
     parts, scores = program.parts, pattern.scores
     reorders = may_reorder(pattern.value.row.dtype)
@@ -161,23 +152,23 @@ def match_attention(program: Program, pattern: Sum, score: Row) -> Sum | RGAT | 
     return pattern
 
 
-def _match_rgat(program: Program, pattern: Sum, scores: TypedScores) -> RGAT | None:
+def _match_rgat(program: Matcher, pattern: Sum, scores: TypedScores) -> RGAT | None:
     value = pattern.value
     if not program.is_internal(value.row):
         return None
     heads = tuple(value.labels.index(label) for label in pattern.heads)
     maps = _linear_maps(program, value.base, heads, uses=2)
-    if maps is None or maps.is_per_head:
+    if maps is None or len(maps[0].groups[0]) > len(maps[1].groups[0]):  # each head has features
         return None
     for i, term in enumerate(scores.terms):
-        dst = _vector_of_destination(program, term, maps.x)
+        dst = _vector_of_destination(program, term, maps[0])
         if dst is not None:
             terms = (*scores.terms[:i], *scores.terms[i + 1 :])
-            return RGAT(pattern, maps.x, maps.kernel, scores.vector, dst, terms, scores.slope)
+            return RGAT(pattern, *maps, scores.vector, dst, terms, scores.slope)
     return None
 
 
-def _vector_of_destination(program: Program, term: Row, x: Arranged) -> Arranged | None:
+def _vector_of_destination(program: Matcher, term: Row, x: Arranged) -> Arranged | None:
     """Return the vector whose dot products with destinations' rows are a term of scores."""
     dots = _dots_of_pairs(program, term, "dst_pair")
     product = None if dots is None else _node_product(program, dots, "dst")
@@ -187,7 +178,7 @@ def _vector_of_destination(program: Program, term: Row, x: Arranged) -> Arranged
     return product.arranged_maps((product.out, summed))
 
 
-def _match_hgt(program: Program, pattern: Sum, scores: DotScores) -> HGT | None:
+def _match_hgt(program: Matcher, pattern: Sum, scores: DotScores) -> HGT | None:
     value, count = pattern.value, len(pattern.heads)
     if not set(pattern.heads) <= set(value.labels) or not program.is_internal(value.row, uses=2):
         return None
@@ -198,27 +189,17 @@ def _match_hgt(program: Program, pattern: Sum, scores: DotScores) -> HGT | None:
     if of_value is None or of_key is None:
         return None
     query = Arranged(scores.row_key, (tuple(range(len(scores.row_key.shape))),))
-    return HGT(pattern, query, of_key.x, of_key.kernel, of_value.x, of_value.kernel, scores.scale)
-
-
-class _LinearMaps(NamedTuple):
-    """A product by (source, relation) pair.
-
-    Attributes:
-        x: Features of sources, (k,) or, if each head has its own, (heads · k,).
-        kernel: Weights of relations, (k, heads, n).
-        is_per_head: Whether each head has its own features.
-    """
-
-    x: Arranged
-    kernel: Arranged
-    is_per_head: bool
+    return HGT(pattern, query, *of_key, *of_value, scores.scale)
 
 
 def _linear_maps(
-    program: Program, row: Row, heads: tuple[int, ...], uses: int
-) -> _LinearMaps | None:
-    """Return a product of sources and relations; None if it is none, or is read elsewhere."""
+    program: Matcher, row: Row, heads: tuple[int, ...], uses: int
+) -> tuple[Arranged, Arranged] | None:
+    """Return features of sources and weights of relations, whose product by pair a row is.
+
+    Features are (k,), or (heads · k,) if each head has its own, weights (k, heads, n). None if the
+    row is no such product, or is read elsewhere.
+    """
     product = _node_product(program, row, "src") if program.is_internal(row, uses) else None
     if product is None:
         return None
@@ -229,7 +210,7 @@ def _linear_maps(
     axes = tuple(map(product.x.labels.index, (*per_head, *product.summed)))
     features = tuple(label for label in product.out if label not in head_labels)
     kernel = product.arranged_maps((product.summed, head_labels, features))
-    return _LinearMaps(Arranged(product.x.base, (axes,)), kernel, bool(per_head))
+    return Arranged(product.x.base, (axes,)), kernel
 
 
 class _NodeProduct(NamedTuple):
@@ -255,7 +236,7 @@ class _NodeProduct(NamedTuple):
         return Arranged(self.maps.row, tuple(tuple(map(index, group)) for group in groups))
 
 
-def _node_product(program: Program, row: Row, way: str) -> _NodeProduct | None:
+def _node_product(program: Matcher, row: Row, way: str) -> _NodeProduct | None:
     """Match a product of one row of nodes, read by a way, with factors that relations have."""
     if not isinstance(row.op, Contract):
         return None
@@ -286,7 +267,7 @@ def _node_product(program: Program, row: Row, way: str) -> _NodeProduct | None:
 # --- Dots of nodes -------------------------------------------------------------------------------
 
 
-def match_node_dots(program: Program, row: Row, dots: TypedDots) -> NodeDots | None:
+def match_node_dots(program: Matcher, row: Row, dots: TypedDots) -> NodeDots | None:
     """Return dots of pairs as dots of nodes, looked up, if these are counted to take less.
 
     Dots of products ⟨x W, a⟩ are those of nodes' rows, ⟨x, W a⟩.
@@ -352,8 +333,7 @@ def cheapest_method(parts: Parts, pattern: RGAT | HGT) -> tuple[Method, float]:
     k, heads, n = (math.prod(kernel.row.shape[i] for i in group) for group in kernel.groups)
     sizes = counts(parts, k, heads * n, np.dtype(kernel.row.dtype).itemsize)
     times = expected(sizes, heads, dots=isinstance(pattern, HGT))
-    method = min(times, key=lambda method: times[method])
-    return method, times[method]
+    return min(times.items(), key=lambda item: item[1])
 
 
 # --- Lowering ------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
-from jax_gnn._ops.relational_aggregate import primitive
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, sums_by_basis_pay
 from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_matrix
+from jax_gnn._ops.relational_aggregate.xla import relational_aggregate as composed
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages, total
 from jax_gnn._ops.spmm.api import spmm
 from jax_gnn.relational import RelationalGraph
@@ -49,8 +49,8 @@ def relational_aggregate(
 
     Three methods differ in the rows that they multiply: edges; existing (source, relation) pairs,
     whose products edges gather; or existing (destination, relation) pairs, into which edges are
-    summed first. The numbers of these decide which one is fastest. Derivatives choose methods of
-    their own.
+    summed first. The numbers of these decide which one is fastest. Derivatives take the mirror
+    image of the method.
 
     Args:
         graph: the graph, with at least one of its parts.
@@ -64,8 +64,8 @@ def relational_aggregate(
             from bases first, or messages are summed once for each basis; counts decide. None means
             a weight for each relation.
         transpose_rhs: whether ``rhs`` holds transposed weights.
-        method: ``"edges"``, ``"source_pairs"`` or ``"destination_pairs"`` demands one method, and
-            its mirror image for derivatives; ``"auto"`` chooses by counts.
+        method: ``"edges"``, ``"source_pairs"`` or ``"destination_pairs"``, or ``"auto"``: chosen by
+            counts.
         precision: precision of products in float32, as in :func:`jax_gnn.segment_matmul`.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -119,7 +119,7 @@ def relational_aggregate(
     matrix = graph.matrix(weighted=True)
 
     def aggregate(x: Array) -> Array:
-        result: Array = primitive.relational_aggregate(
+        return composed(
             x.astype(dtype),
             rhs,
             weight,
@@ -129,7 +129,6 @@ def relational_aggregate(
             precision=level,
             implementation=implementation,
         )
-        return result
 
     if x.ndim == 2:
         return aggregate(x)

@@ -15,8 +15,8 @@ from jax_gnn._core.schedule import L2_BYTES, Family
 Method = Literal["edges", "source_pairs", "destination_pairs"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
-# The method of the transpose that needs the same parts of a graph.
-TRANSPOSED_METHOD: dict[Method, Method] = {
+# The method of the gradient of the features, which needs the same parts of a graph.
+_TRANSPOSED_METHOD: dict[Method, Method] = {
     "edges": "edges",
     "source_pairs": "destination_pairs",
     "destination_pairs": "source_pairs",
@@ -173,31 +173,23 @@ def expected(c: Counts) -> dict[Method, float]:
     return times
 
 
-def expected_of_gradients(c: Counts) -> dict[tuple[Method, Method], float]:
-    """Return the expected microseconds of both gradients, by methods for features and weights.
+def expected_in_training(c: Counts) -> dict[Method, float]:
+    """Return the expected microseconds of each method with the gradients of features and weights.
 
-    The gradient of the features is the transpose of the sum. If it sums by the pairs that the
-    gradient of the weights needs, these sums are computed once for both.
+    The gradient of the features is the sum over reversed edges by the mirror image of the method,
+    whose sums by pair the gradient of the weights reads.
     """
-    size = _Bytes.of(c)
-    to_weights: dict[Method, list[Launch]] = {}
-    if pairs := c.source_pairs:
-        sums = _destination_pair_sums(c.T)
-        outer = gathered(pairs, size.k, c.num_src) + between(pairs, size.n) + multiplied(c, pairs)
-        to_weights["source_pairs"] = [sums, outer]
-    if pairs := c.destination_pairs:
-        sums = _destination_pair_sums(c)
-        outer = between(pairs, size.k) + gathered(pairs, size.n, c.num_dst) + multiplied(c, pairs)
-        to_weights["destination_pairs"] = [sums, outer]
-    if not to_weights:
-        rows = gathered(c.edges, size.k, c.num_src) + gathered(c.edges, size.n, c.num_dst)
-        to_weights["edges"] = [once(size.edges) + rows + multiplied(c, c.edges)]
-    times: dict[tuple[Method, Method], float] = {}
-    for to_x, time in expected(c.T).items():
-        for method, launches in to_weights.items():
-            shares_sums = to_x == "destination_pairs" and method == "source_pairs"
-            if (to_x == "edges") == (method == "edges"):
-                times[to_x, method] = time + in_turn(*launches[shares_sums:])
+    size, gradients = _Bytes.of(c), expected(c.T)
+    times: dict[Method, float] = {}
+    for method, time in expected(c).items():
+        if method == "destination_pairs":
+            rows = c.destination_pairs
+            outer = gathered(rows, size.n, c.num_dst) + between(rows, size.k)
+        else:
+            rows = c.edges if method == "edges" else c.source_pairs
+            outer = gathered(rows, size.k, c.num_src) + between(rows, size.n)
+        outer += multiplied(c, rows)
+        times[method] = time + gradients[_TRANSPOSED_METHOD[method]] + in_turn(outer)
     return times
 
 
@@ -205,29 +197,16 @@ def expected_of_gradients(c: Counts) -> dict[tuple[Method, Method], float]:
 
 
 def _from_rule(op: str, **counts: int) -> RelationalSchedule:
-    return RelationalSchedule(_fastest(_times_before_gradients(Counts(**counts))))
+    return RelationalSchedule(_best(Counts(**counts)))
 
 
-def _times_before_gradients(c: Counts) -> dict[Method, float]:
-    """Return the times of methods, without sums by pair that the gradient of the weights reuses.
+def _best(c: Counts) -> Method:
+    """Return the method with the least product of its times in inference and in training.
 
-    In a full graph both ends have about as many pairs, and the gradient sums by those of sources.
-    A sampled block has fewer destinations.
+    It is ``"edges"`` only without pairs, which never move more.
     """
-    times = expected(c)
-    if c.destination_pairs and _fastest_of_gradients(c)[1] == "destination_pairs":
-        times["destination_pairs"] -= _destination_pair_sums(c).time + _WAIT
-    return times
-
-
-def _fastest_of_gradients(c: Counts) -> tuple[Method, Method]:
-    times = expected_of_gradients(c)
-    return min(times, key=lambda methods: times[methods])
-
-
-def _fastest(times: dict[Method, float]) -> Method:
-    """Return the fastest method; ``"edges"`` only without pairs, which never move more."""
-    return min(times, key=lambda method: (method == "edges", times[method]))
+    times, in_training = expected(c), expected_in_training(c)
+    return min(times, key=lambda name: (name == "edges", times[name] * in_training[name]))
 
 
 _EXACT = ("k", "n", "itemsize")
@@ -247,13 +226,7 @@ def chosen(counts: Counts) -> Method:
     """Return the method to take, among those that the graph has the parts for."""
     c = Counts(**FAMILY.known(**counts._asdict()))
     method = FAMILY.choose("relational_aggregate", **c._asdict()).method
-    times = _times_before_gradients(c)
-    return method if method in times else _fastest(times)
-
-
-def chosen_for_gradients(counts: Counts) -> tuple[Method, Method]:
-    """Return the methods to take for the gradients of the features and of the weights."""
-    return _fastest_of_gradients(Counts(**FAMILY.known(**counts._asdict())))
+    return method if method in expected(c) else _best(c)
 
 
 def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -> bool:
@@ -279,4 +252,4 @@ def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -
     if lookup:
         table = gathered(c.edges, size.n, c.relations * c.num_src)
         return by_basis < in_turn(mixing, table + once(size.edges + c.num_dst * size.n))
-    return by_basis < mixing.time + expected(c)[_fastest(expected(c))]
+    return by_basis < mixing.time + expected(c)[_best(c)]

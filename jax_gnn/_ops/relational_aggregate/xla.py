@@ -1,24 +1,32 @@
-"""Sums of products by relation, and their gradients, composed of other primitives by method."""
+"""Sums of products by relation, out[v] = Σ w[e] · x[u] rhs[rel e] over edges e = (u → v).
+
+They are composed of segmented products and sums by one of three methods. JAX differentiates them,
+by the same method: gradients of features and weights share the sums of cotangents by pair.
+"""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 
-from jax_gnn._core.arrays import accumulator_dtype, as_column, promoted, take
-from jax_gnn._core.csr import Csr, SparseMatrix, orient_by_weights, permutation
+from jax_gnn._core.arrays import as_column, promoted
+from jax_gnn._core.csr import Csr, SparseMatrix, permutation
 from jax_gnn._core.ids import PADDING, in_range, index_dtype, row_starts, take_ids
+from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.sharding import auto_axes_like
 from jax_gnn._ops import composition
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer, grouped_product
-from jax_gnn._ops.segment_reduce.primitive import sddmm, total, weighted_sum
+from jax_gnn._ops.segment_reduce.primitive import total, weighted_sum
 
 P = TypeVar("P")
 
@@ -55,38 +63,49 @@ def counts(x: Any, rhs: Any, matrix: RelationalMatrix, *, transposed: bool) -> C
 # --- The sum -------------------------------------------------------------------------------------
 
 
+@auto_axes_like(0)
 @composition
 def relational_aggregate(
-    x: Array,
-    rhs: Array,
-    weight: Array | None,
-    matrix: RelationalMatrix,
+    x: Array,  # features, (sources, k)
+    rhs: Array,  # weights of relations, (relations, k, n), or if `transposed` (relations, n, k)
+    weight: Array | None,  # weights of edges, (edges,) in the accumulator type, or None
+    matrix: RelationalMatrix,  # matrix of the edges
     *,
     transposed: bool,
-    method: Method | None,
+    method: Method | None,  # None means the fastest
     precision: jax.lax.Precision,
 ) -> Array:
-    """Return the sums by one method, by default the fastest; operands as in `Relations`."""
+    """Return the sums by one method, ``(destinations, n)`` in the dtype of x and rhs."""
     if method is None:
         method = chosen(counts(x, rhs, matrix, transposed=transposed))
     options: Any = {"transposed": transposed, "precision": precision}
     if method == "edges":
         edges = EdgesByRelation.of(matrix, rhs.shape[0])
-        return total(edges.products(x, rhs, weight, **options), edges.destinations.T)
+        sizes, scale = edges.sizes(rhs.shape[0]), None
+        if weight is not None:
+            scale = total(weight[:, None], edges.to_weights.T)[:, 0]
+        z = grouped_product(x, rhs, sizes, gather=edges.sources, scale=scale, **options)
+        return total(z, edges.destinations.T)
     if method == "source_pairs":
-        z = _source_pair_products(x, rhs, matrix, **options)
+        pairs = existing(matrix.pair_src)
+        z = product(x, rhs, pairs, pairs.gather, **options)
         return _weighted_sum(z, weight, existing(matrix.from_pairs))
     pairs = existing(matrix.pair_dst)
     sums = _weighted_sum(x, weight, existing(matrix.to_pairs))
-    z = grouped_product(sums, rhs, pairs.sizes, gather=pairs.numbering, **options)
-    return total(z, pairs.gather.T)
+    return _summed_products(sums, rhs, pairs, **options)
 
 
-def _source_pair_products(x: Array, rhs: Array, matrix: RelationalMatrix, **options: Any) -> Array:
-    """Return ``(source pairs, n)`` products in the order of the pairs' numbers."""
-    pairs = existing(matrix.pair_src)
+def product(
+    x: Array,  # (rows, k) rows
+    kernel: Array,  # (relations, k, n) weights, or if `transposed` (relations, n, k)
+    pairs: Pairs,  # the pairs
+    # The row of x that each pair, in the order of relations, reads; None: row i.
+    rows: SparseMatrix | None,
+    **options: Any,  # bias, scale, precision and others, as in `grouped_product`
+) -> Array:
+    """Return ``(pairs, n)`` rows of x times the weights of their relation, by pairs' numbers."""
     scatter = pairs.to_node_order if pairs.by_node else None
-    return grouped_product(x, rhs, pairs.sizes, gather=pairs.gather, scatter=scatter, **options)
+    return grouped_product(x, kernel, pairs.sizes, gather=rows, scatter=scatter, **options)
 
 
 def _weighted_sum(x: Array, weight: Array | None, matrix: SparseMatrix) -> Array:
@@ -99,76 +118,79 @@ def _weighted_sum(x: Array, weight: Array | None, matrix: SparseMatrix) -> Array
     return weighted_sum(x, weight, matrix)
 
 
-# --- Gradients -----------------------------------------------------------------------------------
+# --- Products of destination pairs ---------------------------------------------------------------
 
 
-@composition
-def gradient_to_rhs(
-    x: Array,
-    ct: Array,
-    weight: Array | None,
-    matrix: RelationalMatrix,
+class PairFactors(NamedTuple):
+    """Factors of products of destination pairs, or tangents or cotangents of these."""
+
+    sums: Any  # (destination pairs, k) rows
+    rhs: Any  # weights of relations, as in `relational_aggregate`
+
+
+def _steps(factors: PairFactors, pairs: Pairs, **options: Any) -> Array:
+    z = grouped_product(*factors, pairs.sizes, gather=pairs.numbering, **options)
+    return total(z, pairs.gather.T)
+
+
+def _tangent(
+    residuals: tuple[PairFactors, Pairs], tangents: PairFactors, **options: Any
+) -> list[Array]:
+    factors, pairs = residuals
+    terms = [
+        _steps(factors._replace(**{name: x}), pairs, **options)
+        for name, x in tangents._asdict().items()
+        if x is not None
+    ]
+    return [functools.reduce(jnp.add, terms)]
+
+
+def _transpose(
+    residuals: tuple[PairFactors, Pairs],
+    tangents: PairFactors,
+    cts: list[Array],
     *,
     transposed: bool,
-    method: Method,
-    num_relations: int,
     precision: jax.lax.Precision,
-) -> Array:
-    """Return ``(relations, k, n)``, or if ``transposed`` ``(relations, n, k)``."""
-    lhs_rows: SparseMatrix | None
-    rhs_rows: SparseMatrix | None
-    lhs, rhs, scale = x, ct, None
-    if method == "edges":
-        edges = EdgesByRelation.of(matrix, num_relations)
-        sizes, scale = edges.sizes(num_relations), edges.scale(weight)
-        lhs_rows, rhs_rows = edges.sources, edges.destinations
-    elif method == "source_pairs":
-        pairs = existing(matrix.pair_src)
-        rhs = _weighted_sum(ct, weight, existing(matrix.T.to_pairs))
-        sizes, lhs_rows, rhs_rows = pairs.sizes, pairs.gather, pairs.numbering
-    else:
-        pairs = existing(matrix.pair_dst)
-        lhs = _weighted_sum(x, weight, existing(matrix.to_pairs))
-        sizes, lhs_rows, rhs_rows = pairs.sizes, pairs.numbering, pairs.gather
-    # The gradient of transposed weights is the transposed outer product.
-    if transposed:
-        lhs, rhs, lhs_rows, rhs_rows = rhs, lhs, rhs_rows, lhs_rows
-    return grouped_outer(
-        lhs, rhs, sizes, lhs_rows=lhs_rows, rhs_rows=rhs_rows, scale=scale, precision=precision
-    )
+) -> PairFactors:
+    """Return the cotangents; both products gather rows of that of the result by pair."""
+    ((sums, rhs), pairs), (ct,), to_sums, to_rhs = residuals, cts, None, None
+    if tangents.sums is not None:
+        options: Any = {"transposed": not transposed, "precision": precision}
+        to_sums = product(ct, rhs, pairs, pairs.gather, **options)
+    if tangents.rhs is not None:
+        factors = (sums, pairs.numbering), (ct, pairs.gather)
+        (lhs, lhs_rows), (rhs, rhs_rows) = factors[::-1] if transposed else factors
+        options = {"lhs_rows": lhs_rows, "rhs_rows": rhs_rows, "scale": None}
+        to_rhs = grouped_outer(lhs, rhs, pairs.sizes, **options, precision=precision)
+    return PairFactors(to_sums, to_rhs)
 
 
-@composition
-def gradient_to_weight(
-    x: Array,
-    rhs: Array,
-    ct: Array,
-    matrix: RelationalMatrix,
-    *,
-    transposed: bool,
-    method: Method | None,
-    precision: jax.lax.Precision,
-) -> Array:
-    """Return ``(edges,)`` dots of each edge's product with the cotangent of its destination."""
-    c = counts(x, rhs, matrix, transposed=transposed)
-    if method is None:  # by the end whose products have fewer numbers
-        method = "edges"
-        if c.source_pairs or c.destination_pairs:
-            by_source = c.source_pairs * c.n < c.destination_pairs * c.k or not c.destination_pairs
-            method = "source_pairs" if by_source and c.source_pairs else "destination_pairs"
-    if method == "edges":
-        edges = EdgesByRelation.of(matrix, c.relations)
-        z = edges.products(x, rhs, None, transposed=transposed, precision=precision)
-        acc = accumulator_dtype(x.dtype)
-        dots = z.astype(acc) * total(ct, edges.destinations).astype(acc)
-        return total(dots.sum(1), edges.to_weights)
-    if method == "source_pairs":
-        z = _source_pair_products(x, rhs, matrix, transposed=transposed, precision=precision)
-        a, b, entries = orient_by_weights(ct, z, existing(matrix.from_pairs))
-    else:
-        z = _source_pair_products(ct, rhs, matrix.T, transposed=not transposed, precision=precision)
-        a, b, entries = orient_by_weights(z, x, existing(matrix.to_pairs))
-    return cast(Array, sddmm(a, b, entries, heads=1)[:, 0])
+# The result is the tangent of the sums; linear operands are tangents of the factors.
+summed_products_jvp = Linear(
+    name="summed_products_jvp",
+    result=lambda residuals, tangents, **options: [
+        jax.eval_shape(functools.partial(_steps, **options), *residuals)
+    ],
+    function=_tangent,
+    transpose=_transpose,
+)
+
+
+def _summed_products(sums: Array, rhs: Array, pairs: Pairs, **options: Any) -> Array:
+    """Return the sums at destinations of rows of their pairs times the weights of relations."""
+
+    @jax.custom_jvp
+    def summed(factors: PairFactors, pairs: Pairs) -> Array:
+        return _steps(factors, pairs, **options)
+
+    def jvp(operands: Any, tangents: Any) -> tuple[Array, Array]:
+        moving = [None if isinstance(t, SymbolicZero) else t for t in tangents[0]]
+        (tangent,) = summed_products_jvp(operands, PairFactors(*moving), **options)
+        return summed(*operands), tangent
+
+    summed.defjvp(jvp, symbolic_zeros=True)
+    return summed(PairFactors(sums, rhs), pairs)
 
 
 # --- Matrices ------------------------------------------------------------------------------------
@@ -240,15 +262,6 @@ class EdgesByRelation(NamedTuple):
     def sizes(self, num_relations: int) -> Array:
         """Return ``(relations,)`` numbers of edges."""
         return jnp.diff(row_starts(self.types, num_relations))
-
-    def scale(self, weight: Array | None) -> Array | None:
-        """Return ``(edges,)`` weights, from the order of the weights."""
-        return None if weight is None else take(jnp.asarray(weight), self.order)
-
-    def products(self, x: Array, rhs: Array, weight: Array | None, **options: Any) -> Array:
-        """Return ``(edges, n)`` products of sources with the weights of relations and edges."""
-        sizes, scale = self.sizes(rhs.shape[0]), self.scale(weight)
-        return grouped_product(x, rhs, sizes, gather=self.sources, scale=scale, **options)
 
 
 def _order_by_relation(matrix: RelationalMatrix, num_relations: int) -> Array:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
@@ -23,13 +23,11 @@ from jax_gnn._ops.relational_attention.methods import (
     attend_rgat,
     choose_method,
 )
-from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
+from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
 from jax_gnn.relational import RelationalGraph
 
 Method = Literal["auto"] | schedule.Method
 """Method of attention over relations; "auto" chooses by counts."""
-METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
-"""Names of all methods of attention over relations."""
 
 
 @public
@@ -118,88 +116,22 @@ def rgat_attention(
         arguments.check_flag("within_relations", within_relations),
         scale,
     )
-    args = _RGATArgs(
-        graph=plain_graph,
-        x=x,
-        x_dst=x if x_dst is None else x_dst,
-        weights=weights,
-        scores=scores,
-        method=_parse_method(
-            plain_graph, method, weights.kernel, heads, implementation, dots=False
-        ),
+    ffi.check_implementation(implementation)
+    attend = functools.partial(
+        attend_rgat,
+        plain_graph,
+        x,
+        x if x_dst is None else x_dst,
+        RGATWeights(*(array.astype(x.dtype) for array in weights)),
+        scores,
+        method=choose_method(plain_graph, method, weights.kernel, heads, dots=False),
         precision=arguments.precision_level(precision),
     )
     with use_implementation(implementation):
-        y = args.attend()
+        y = attend()
     # Weights of edges are computed only if someone asks for them.
-    graph.nodes._note("attention", args.edge_weights)
+    graph.nodes._note("attention", functools.partial(attend, returns_weights=True))
     return y.reshape(len(y), heads, weights.src.shape[2])
-
-
-class _RGATArgs(NamedTuple):
-    """Parsed arguments of `rgat_attention`; attributes as in `attend_rgat`."""
-
-    graph: RelationalGraph
-    x: Array
-    x_dst: Array
-    weights: RGATWeights
-    scores: RGATScores
-    method: schedule.Method
-    precision: jax.lax.Precision
-
-    def attend(self) -> Array:
-        """Return the sums of values, ``(num_dst, heads · n)``."""
-        graph, x, x_dst, weights, scores, method, precision = self
-        weights = RGATWeights(*(array.astype(x.dtype) for array in weights))
-        return attend_rgat(graph, x, x_dst, weights, scores, method=method, precision=precision)
-
-    def edge_weights(self) -> Array:
-        """Return the weights of values, ``(num_edges, heads)``.
-
-        They are the gradient of sums of ones: an added feature is 1 for values, and adds 0 to
-        scores.
-        """
-        x, weights = self.x, self.weights
-        relations, k, _ = weights.kernel.shape
-        heads = weights.src.shape[1]
-
-        def widened(vectors: Array) -> Array:
-            return jnp.pad(vectors.astype(x.dtype), ((0, 0), (0, 0), (0, 1)))
-
-        unit_weights = RGATWeights(
-            kernel=jnp.zeros((relations, k + 1, heads), x.dtype).at[:, k].set(1),
-            src=jnp.zeros((relations, heads, 1), x.dtype),
-            dst=widened(weights.dst),
-            vectors=widened(weights.vectors),
-        )
-        x, x_dst = (jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1) for rows in (x, self.x_dst))
-        unit = self._replace(
-            x=x,
-            x_dst=x_dst,
-            weights=unit_weights,
-            method="destination_pairs",
-            precision=arguments.precision_level(None),
-        )
-
-        def total(scale: Array) -> Array:
-            return unit._replace(scores=self.scores._replace(edge_scale=scale)).attend().sum()
-
-        return _edge_weights(total, self.scores.edge_scale, self.graph, heads, x.dtype)
-
-
-def _edge_weights(
-    total: Callable[[Array], Array],
-    scale: Array | None,
-    graph: RelationalGraph,
-    heads: int,
-    dtype: DTypeLike,
-) -> Array:
-    """Return ``(num_edges, heads)`` weights: the gradient of a sum of ones to edges' factors.
-
-    ``total`` is the sum as a function of the factors, ``scale`` those of the caller, or None.
-    """
-    weights = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(dtype)))
-    return cast(Array, weights if scale is None else weights * scale)
 
 
 @public
@@ -285,78 +217,32 @@ def hgt_attention(
                 f"heads, got shape {x.shape}"
             )
     plain_graph, scale = graph._gated(None, accumulator_dtype(value.dtype), heads)
-    chosen = _parse_method(plain_graph, method, kernel, heads, implementation, dots=True)
+    ffi.check_implementation(implementation)
+    chosen = choose_method(plain_graph, method, kernel, heads, dots=True)
     if callable(pair_query):
         pair_query = pair_query() if chosen == "source_pairs" else None
     if pair_query is not None:
         pair_query = _check_nodes("pair_query", pair_query, *dst).astype(value.dtype)
-    args = _HGTArgs(
-        graph=plain_graph,
-        key=key,
-        value=value,
-        query=query if pair_query is None or chosen != "source_pairs" else pair_query,
-        weights=weights,
-        scale=scale,
+    attend = functools.partial(
+        attend_hgt,
+        plain_graph,
+        key,
+        value,
+        query if pair_query is None or chosen != "source_pairs" else pair_query,
+        weights,
+        scale,
         heads=heads,
         method=chosen,
         precision=arguments.precision_level(precision),
         maps_keys=not arguments.check_flag("fold_query_into_key", fold_query_into_key),
     )
     with use_implementation(implementation):
-        y = args.attend()
-    graph.nodes._note("attention", args.edge_weights)
+        y = attend()
+    graph.nodes._note("attention", functools.partial(attend, returns_weights=True))
     return y.reshape(len(y), heads, kernel.shape[2] // heads)
 
 
-class _HGTArgs(NamedTuple):
-    """Parsed arguments of `hgt_attention`; attributes as in `attend_hgt`."""
-
-    graph: RelationalGraph
-    key: Array
-    value: Array
-    query: Array
-    weights: HGTWeights
-    scale: Array | None
-    heads: int
-    method: schedule.Method
-    precision: jax.lax.Precision
-    maps_keys: bool
-
-    def attend(self) -> Array:
-        """Return the sums of values, ``(num_dst, heads · d)``."""
-        options: Any = {"heads": self.heads, "method": self.method, "maps_keys": self.maps_keys}
-        return attend_hgt(*self[:6], precision=self.precision, **options)
-
-    def edge_weights(self) -> Array:
-        """Return the weights of values, ``(num_edges, heads)``: the gradient of sums of ones."""
-        dtype, num_relations = self.value.dtype, self.graph.num_relations
-        maps = RelationMaps(jnp.ones((num_relations, 1, self.heads), dtype))
-        unit = self._replace(
-            value=jnp.ones((self.graph.num_src, 1), dtype),
-            weights=self.weights._replace(value=maps),
-        )
-
-        def total(scale: Array) -> Array:
-            return unit._replace(scale=scale).attend().sum()
-
-        return _edge_weights(total, self.scale, self.graph, self.heads, dtype)
-
-
 # --- Checks --------------------------------------------------------------------------------------
-
-
-def _parse_method(
-    graph: RelationalGraph,
-    method: Method,
-    kernel: Array,
-    heads: int,
-    implementation: Implementation | None,
-    *,
-    dots: bool,
-) -> schedule.Method:
-    arguments.check_choice("method", method, METHODS)
-    ffi.check_implementation(implementation)
-    return choose_method(graph, method, kernel, heads, dots=dots)
 
 
 def _check_nodes(name: str, x: ArrayLike, size_name: str, size: int) -> Array:

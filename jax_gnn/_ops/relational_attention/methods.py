@@ -16,33 +16,34 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.arguments import check_choice
 from jax_gnn._core.arrays import accumulator_dtype
-from jax_gnn._core.csr import segments
+from jax_gnn._core.csr import Csr, segments
 from jax_gnn._core.ids import take_ids
 from jax_gnn._core.relations import Pairs, RelationalMatrix, table_rows
 from jax_gnn._core.sharding import auto_axes_like
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.attention.scores import DotScores, EntryScores, TypedScores, typed_dots
 from jax_gnn._ops.attention.xla import end_matrices, leaky, shares
-from jax_gnn._ops.relational_aggregate.xla import counts, existing
+from jax_gnn._ops.relational_aggregate.xla import counts, existing, product
 from jax_gnn._ops.relational_attention.pair_attention import pair_attention
 from jax_gnn._ops.relational_attention.primitive import (
     Projections,
     each_head,
-    product,
     product_of_heads,
     relation_dots,
     typed_matrix,
     typed_values,
 )
 from jax_gnn._ops.relational_attention.schedule import (
+    METHODS,
     Method,
     chosen,
     dense_scores_pay,
     scores_by_edge_pay,
 )
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
-from jax_gnn._ops.segment_reduce.primitive import gather, weighted_sum
+from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, weighted_sum
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
 
@@ -58,6 +59,7 @@ def choose_method(
     graph: RelationalGraph, method: str, kernel: Array, heads: int, *, dots: bool
 ) -> Method:
     """Return the method, chosen by counts if it is "auto"."""
+    check_choice("method", method, ("auto", *METHODS))
 
     def missing(method: str) -> list[Part]:
         return [part for part in _NEEDS[method][dots] if getattr(graph, part) is None]
@@ -187,12 +189,17 @@ def attend_rgat(
     *,
     method: Method,
     precision: jax.lax.Precision,
+    returns_weights: bool = False,
 ) -> Array:
     """Return attention of RGAT by a method, ``(destinations, heads · n)``.
 
-    ``x_dst`` are features of destinations; x itself if these are the sources.
+    ``x_dst`` are features of destinations; x itself if these are the sources. If
+    ``returns_weights``, the result is the weights of values, ``(edges, heads)``.
     """
     edges, heads = TypedEdges(graph, precision), weights.dst.shape[1]
+    if returns_weights:
+        score = scores.of(*edges.end_scores(x, x_dst, weights.vectors))
+        return _rgat_weights(edges, score, scores)
     if method == "source_pairs":
         return _rgat_by_source(edges, x, x_dst, weights, scores)
     # Sum sources under the softmax of each destination pair, then multiply each sum once. All heads
@@ -238,10 +245,20 @@ def _rgat_by_source(
     # computed apart, over destination pairs, as weights of a plain sum.
     if not scores.within_relations:
         return attend(value, EntryScores(score), scale, from_pairs, heads=heads)[0]
-    rows = existing(edges.matrix.to_pairs).by_row
-    weight = segment_softmax(score, segments(rows.rows, rows.num_rows))
-    weight = weight if scale is None else weight * scale
-    return weighted_sum(value, weight, from_pairs, heads)
+    return weighted_sum(value, _rgat_weights(edges, score, scores), from_pairs, heads)
+
+
+def _rgat_weights(edges: TypedEdges, score: Array, scores: RGATScores) -> Array:
+    """Return the weights of values, ``(edges, heads)``."""
+    of_pairs, of_nodes = existing(edges.matrix.to_pairs), edges.matrix.nodes
+    rows = (of_pairs if scores.within_relations else of_nodes).by_row
+    return _weights(score, rows, scores.edge_scale)
+
+
+def _weights(score: Array, rows: Csr, scale: Array | None) -> Array:
+    """Return the softmax of scores over the entries of each row, times `scale` if not None."""
+    weight: Array = segment_softmax(score, segments(rows.rows, rows.num_rows))
+    return weight if scale is None else weight * scale
 
 
 # --- HGT -----------------------------------------------------------------------------------------
@@ -264,6 +281,7 @@ def attend_hgt(
     # Whether keys by source pair are mapped by the maps of keys; else by the transposed maps of
     # queries, for one head without biases.
     maps_keys: bool = True,
+    returns_weights: bool = False,  # whether the result is the weights of values, (edges, heads)
 ) -> Array:
     """Return attention of HGT, ``(destinations, heads · d)``."""
     edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
@@ -273,8 +291,11 @@ def attend_hgt(
         pairs, unit = edges.pair_src, jnp.ones((1, 1), acc)
         maps = weights.key if maps_keys else weights.query
         keys = edges.pair_products(pairs, key, maps, transposed=not maps_keys)
-        values = edges.pair_products(pairs, value, weights.value)
         from_pairs = existing(edges.matrix.from_pairs)
+        if returns_weights:
+            score = sddmm(query, keys, from_pairs, heads=heads)
+            return _weights(score, edges.matrix.nodes.by_row, scale)
+        values = edges.pair_products(pairs, value, weights.value)
         return attend(values, DotScores(query, keys, unit), scale, from_pairs, heads=heads)[0]
     # By destination pair: Aᵀ is applied to queries, and M after the sums, so that edges gather keys
     # and values of nodes.
@@ -283,6 +304,11 @@ def attend_hgt(
     if weights.shift is not None:
         shift = edges.pair_products(edges.pair_dst, query, weights.shift, dtype=acc)
     keys = each_head(key, queries.shape[1])
+    if returns_weights:
+        to_pairs = existing(edges.matrix.to_pairs)
+        score = sddmm(queries, keys, to_pairs, heads=heads)
+        score += 0 if shift is None else gather(shift, end_matrices(to_pairs)[0])
+        return _weights(score, edges.matrix.nodes.by_row, scale)
     # Keys that are values are gathered once.
     if value is key:
         values, separate_keys = keys, None

@@ -27,8 +27,8 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._ops.attention.primitive import attend, gradients
 from jax_gnn._ops.attention.scores import DotScores
 from jax_gnn._ops.attention.xla import row_dots, shares
-from jax_gnn._ops.relational_aggregate.xla import existing
-from jax_gnn._ops.relational_attention.primitive import by_head, product, product_of_heads
+from jax_gnn._ops.relational_aggregate.xla import existing, product
+from jax_gnn._ops.relational_attention.primitive import by_head, product_of_heads
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, total, weighted_sum
 

@@ -19,8 +19,7 @@ from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import take_ids
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._ops.relational_aggregate.xla import existing
-from jax_gnn._ops.segment_matmul.primitive import grouped_product
+from jax_gnn._ops.relational_aggregate.xla import existing, product
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, weighted_sum
 
 
@@ -30,19 +29,6 @@ class Projections(NamedTuple):
     kernel: Array  # (relations, k, heads · n) weights of the values
     vectors: Array  # (relations, heads, k) vectors of the destinations' dots
     matrix: RelationalMatrix  # matrix of the graph, with the parts "from_pairs" and "to_pairs"
-
-
-def product(
-    x: Array,  # (rows, k) rows
-    kernel: Array,  # (relations, k, n) weights, or if `transposed` (relations, n, k)
-    pairs: Pairs,  # the pairs
-    # The row of x that each pair, in the order of relations, reads; None: row i.
-    rows: SparseMatrix | None,
-    **options: Any,  # bias, scale, precision and others, as in `grouped_product`
-) -> Array:
-    """Return ``(pairs, n)`` rows of x times the weights of their relation, by pairs' numbers."""
-    scatter = pairs.to_node_order if pairs.by_node else None
-    return grouped_product(x, kernel, pairs.sizes, gather=rows, scatter=scatter, **options)
 
 
 def each_head(x: Array, width: int) -> Array:

@@ -53,10 +53,10 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
         elif not scores_by_edge_pay(c):
             before, rows = _end_terms(c, heads), rows + scores
         else:
-            before = _destination_terms(c, heads)
-            # Edges are sorted by destination pair: each pair reads its vector once.
-            vectors = Launch(0, c.edges * ID + (1 if before else 2) * c.destination_pairs * n)
-            rows += vectors + (scores if before else once(c.num_dst * k))
+            # Edges are sorted by destination pair: each pair reads its vector once. Several heads
+            # and other widths have a launch more, for terms at destinations, which is not counted.
+            before = []
+            rows += Launch(0, c.edges * ID + 2 * c.destination_pairs * n) + once(c.num_dst * k)
         times["source_pairs"] = in_turn(product, *before, ids + rows + result)
     if pairs := c.destination_pairs:
         # Each head sums all features of the sources, which are repeated for all heads.
@@ -74,20 +74,6 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
             *before, ids + rows + wide, shares, product, weighted_sum
         )
     return times
-
-
-def _destination_terms(c: Counts, heads: int) -> list[Launch]:
-    """Return the launches of scores' terms at destinations, where edges take dots with values.
-
-    There are none for one head as wide as x: the kernel of attention computes its terms.
-    """
-    if heads == 1 and c.k == c.n:
-        return []
-    rows = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
-    reads = Launch(0, c.edges * (_IDS + heads * _SCORE))
-    if heads == 1:
-        return [rows + reads + Launch(0, c.edges * ID)]
-    return [*_pair_terms(c, heads)[1:], reads + Launch(0, c.edges * SECTOR)]
 
 
 def _end_terms(c: Counts, heads: int) -> list[Launch]:
