@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 55_300, "flax_layers": 20_450, "tests": 51_000, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 55_640, "flax_layers": 20_450, "tests": 51_160, "cpp": 25_640}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
