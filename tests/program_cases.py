@@ -367,6 +367,7 @@ def largest_difference(got, want):
         assert a.shape == b.shape and a.dtype == b.dtype
         finite = np.isfinite(b)
         np.testing.assert_array_equal(a[~finite], b[~finite])
+        assert np.isfinite(a[finite]).all()
         if finite.any():
             scale = max(1.0, float(np.abs(b[finite]).max()))
             worst = max(worst, float(np.abs(a[finite] - b[finite]).max()) / scale)

@@ -178,7 +178,7 @@ def normalized_by_graph(g, x: Node, c: Edge, u: Global, v: Global, w):
     total = g.graph.sum(g.graph.softmax(z @ w.T) * h)
     return {
         "graphs": (total, g.graph.max(h), g.graph.min(z), g.graph.sum(w[0]), g.graph.logsumexp(h)),
-        "products": (g.graph.mean(g.graph(v) * z[:, None]), u @ w * g.graph.sum(1.0)),
+        "products": (g.graph.mean(jnp.tanh(w @ g.graph(v)) * z[:, None]), u @ w * g.graph.sum(1.0)),
         "nodes": (g.graph(total) * x, g.sum(jnp.tanh(g.src(x) * g.dst(g.graph(u))))),
     }
 
@@ -186,7 +186,7 @@ def normalized_by_graph(g, x: Node, c: Edge, u: Global, v: Global, w):
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("typed", [False, True])
 def test_batch_of_graphs(rng, typed, implementation):
-    """Padding nodes hold large numbers, and padding graphs have a standard deviation of 0."""
+    """Padding nodes hold large numbers; padding graphs hold NaN, and have a deviation of 0."""
     triples = [rng.integers(n, size=(3, edges)) for n, edges in ((5, 12), (3, 9), (7, 0))]
     graphs = [
         RelationalGraph.from_triples(*x, num_nodes=n, num_relations=7)
@@ -197,6 +197,7 @@ def test_batch_of_graphs(rng, typed, implementation):
     x = rng.normal(size=(19, K)) + 800 * np.asarray(graph.graph_ids < 0)[:, None]
     shapes = {"c": (30,), "u": (5, K), "v": (5, K, 2), "w": (K, K)}
     arguments = {"x": x} | {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    arguments["v"][3:] = np.nan
     with jax_gnn.implementation(implementation):
         assert_same(normalized_by_graph, graph, arguments)
     got = program(sums_by_graph)(graph, x)

@@ -35,6 +35,7 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 _BY_NAME = "_by_name"
+ProgramGraph = Structure | Hypergraph | HeteroGraph | EdgeView
 
 
 def _at_name(module: str, name: str) -> Any:
@@ -163,7 +164,7 @@ class Program:
 
     # --- What users call -----------------------------------------------------------------------
 
-    def __call__(self, graph: Structure, *args: object, **kwargs: object) -> Any:
+    def __call__(self, graph: ProgramGraph, *args: object, **kwargs: object) -> Any:
         """Run the program.
 
         Args:
@@ -200,7 +201,7 @@ class Program:
             return plan.compiled(call.graph, inputs)
         return plan.run(call.graph, inputs)
 
-    def reference(self, graph: Structure, *args: object, **kwargs: object) -> Any:
+    def reference(self, graph: ProgramGraph, *args: object, **kwargs: object) -> Any:
         """Run the program in plain JAX as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
 
         Used for debugging and tests. Arguments, results and errors are those of a call.
@@ -213,7 +214,7 @@ class Program:
         results = reference.evaluate(traced.results, Matrices(call.graph), inputs, sides)
         return jax.tree.unflatten(traced.tree, results)
 
-    def explain(self, graph: Structure, *args: object, **kwargs: object) -> str:
+    def explain(self, graph: ProgramGraph, *args: object, **kwargs: object) -> str:
         """Return the rows of the program after each pass, and the ops that compute them.
 
         Arguments and errors are those of a call. Times are estimates for an H200.
@@ -221,13 +222,12 @@ class Program:
         from jax_gnn._program.explain import explain
 
         if isinstance(graph, HeteroGraph):
-            texts = self._by_edge_type(self.explain, graph, (args, kwargs))
-            return "\n\n".join(f"{key}: {text}" for key, text in texts.items())
+            return self._text_by_type(self.explain, graph, args, kwargs)
         call = self._call(graph, args, kwargs)
         plan, _ = self._plan(call)
         return explain(plan, call.graph, self._passes)
 
-    def kernels(self, graph: Structure, *args: object, **kwargs: object) -> str:
+    def kernels(self, graph: ProgramGraph, *args: object, **kwargs: object) -> str:
         """Return the code that is generated for the program's edge regions and their gradients.
 
         Arguments and errors are those of a call. For each region the instructions, and the CUDA
@@ -235,6 +235,8 @@ class Program:
         """
         from jax_gnn._program.explain import kernels
 
+        if isinstance(graph, HeteroGraph):
+            return self._text_by_type(self.kernels, graph, args, kwargs)
         with implementation("cuda"):
             call = self._call(graph, args, kwargs)
             plan, _ = self._plan(call)
@@ -255,6 +257,11 @@ class Program:
         from jax_gnn._program.by_edge_type import run_by_edge_type
 
         return run_by_edge_type(self._name, self._spaces, self._bound(*call), graph, run)
+
+    def _text_by_type(self, run: Callable[..., Any], graph: HeteroGraph, *call: Any) -> str:
+        """Return the texts of each edge type."""
+        texts = self._by_edge_type(run, graph, call)
+        return "\n\n".join(f"{key}: {text}" for key, text in texts.items())
 
     def _joined_by_type(self, run: Callable[..., Any], graph: HeteroGraph, *call: Any) -> Any:
         """Return the results of a run for each edge type, joined by type."""

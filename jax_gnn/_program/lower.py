@@ -622,7 +622,7 @@ def _may_be_unread(row: Row) -> bool:
     """Whether a pass moved a row to a space in which edges may not read all rows."""
     if not isinstance(row.op, Apply | Contract) or is_view(row):
         return False
-    spaces = Space.NODE, Space.RELATION, Space.TYPE
+    spaces = Space.NODE, Space.RELATION, Space.TYPE, Space.GRAPH
     return row.op.read_by is not None and row.space in spaces
 
 
