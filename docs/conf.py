@@ -63,7 +63,7 @@ TOPICS = {
         "Segment reductions": "segment_* SegmentIndex",
         "Relations (heterogeneous graphs)": "relational_* rgat_* hgt_* RGAT* HGT*",
         "Hypergraph neural networks": "hyper* Hyper* node_to_* incidence_*",
-        "Message passing of your own": "program Program Node Edge NodeType Relation lift Lifted",
+        "Message passing of your own": "program Program Node* Edge Relation Global lift Lifted",
         "Saving, export and settings": "save load host_* shared_* implementation EXPORT*",
     },
     "jax_gnn.datasets": {

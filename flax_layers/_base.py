@@ -310,8 +310,7 @@ class Stack(LinearOptions):
     ) -> list[tuple[Any, tuple[object, ...], dict[str, object]]]:
         """Return graph and arguments of each convolution's call, which differ for blocks only."""
         structure = self.convolution.structure
-        takes_blocks = structure is AnyGraph or issubclass(structure, AnyGraph)
-        if not (isinstance(graph, Blocks) and takes_blocks):
+        if not isinstance(graph, Blocks) or structure is Hypergraph:
             check_structure("graph", graph, self.convolution)
             return [(graph, arguments, named)] * self.num_layers
         if len(graph.graphs) != self.num_layers:

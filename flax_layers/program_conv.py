@@ -1,7 +1,7 @@
 """Convolutions whose message passing is a program, `jax_gnn.program`, with parameters by shape.
 
-The signature of the program's function declares all: arguments that are annotated as rows of nodes
-or edges are inputs of the call, all others parameters, dropout or options of the layer.
+The signature of the program's function declares all: arguments that are annotated as rows of nodes,
+edges or graphs are inputs of the call, all others parameters, dropout or options of the layer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from flax_layers.relational import check_relations
-from jax_gnn import Edge, Graph, Node, RelationalGraph, program
+from jax_gnn import Batch, Edge, Global, Graph, Hypergraph, Node, RelationalGraph, program
 from jax_gnn.extend import (
     as_array,
     check_callable,
@@ -50,6 +50,7 @@ from jax_gnn.extend import (
     described,
 )
 
+ProgramGraph = Graph | RelationalGraph | Batch | Hypergraph  # type: ignore[type-arg]
 Reduction = Literal["sum", "mean", "max", "min"]
 Widths = Mapping[str, int | None]
 Width = str | int | tuple[str | int, ...]
@@ -262,14 +263,14 @@ class _Signature(NamedTuple):
     Attributes:
         rows: Inputs by argument: axes of a row.
         nodes: Names of inputs by node, in the call.
-        edges: Names of inputs by edge.
+        others: Names of inputs by edge or by graph, with the name of the number of rows.
         parameters: Parameters.
         options: Names of the other arguments with their defaults; "dropout" is one of them.
     """
 
     rows: dict[str, Axes]
     nodes: list[str]
-    edges: list[str]
+    others: dict[str, str]
     parameters: dict[str, Axes | DenseAxes]
     options: dict[str, Any]
 
@@ -282,10 +283,10 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
         ValueError: An input has no axes, or one of nodes does not say of which end it is.
     """
     hints = get_type_hints(function, include_extras=True)
-    signature = _Signature({}, [], [], {}, {})
+    signature = _Signature({}, [], {}, {}, {})
     for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
         default, hint = parameter.default, hints.get(name)
-        if hint not in (Node, Edge):
+        if hint not in (Node, Edge, Global):
             is_parameter = isinstance(default, Axes | DenseAxes)
             (signature.parameters if is_parameter else signature.options)[name] = default
             continue
@@ -299,8 +300,8 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
                 f"{parameter}"
             )
         signature.rows[name] = default
-        if hint is Edge:
-            signature.edges.append(name)
+        if hint is not Node:
+            signature.others[name] = "num_edges" if hint is Edge else "num_graphs"
         elif stem not in signature.nodes:
             signature.nodes.append(stem)
     return signature
@@ -392,7 +393,7 @@ class ProgramLayer(LinearOptions):
 
     def __call__(
         self,
-        graph: Graph | RelationalGraph,
+        graph: ProgramGraph,
         x: NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
@@ -403,7 +404,8 @@ class ProgramLayer(LinearOptions):
         """Run the program.
 
         Args:
-            graph: The graph.
+            graph: The graph. `ProgramConv` takes a `jax_gnn.Batch`, too, and a `Hypergraph` whose
+                hyperedges are the destinations.
             x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
                 the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_features: Features of edges, ``(num_edges, *batch, edge_in_features)``, in the
@@ -411,7 +413,7 @@ class ProgramLayer(LinearOptions):
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
             **inputs: Further inputs of the program by name: arrays or pairs of nodes' rows, as x,
-                and of edges' rows.
+                and of edges' or graphs' rows.
 
         Returns:
             The program's results, such as the new node features, ``(num_dst, *batch,
@@ -422,16 +424,16 @@ class ProgramLayer(LinearOptions):
             ValueError: A shape does not fit the layer or the graph, or an input is missing.
         """
         check_instance("graph", graph, self.structure)
-        graph = graph.check()
+        graph = graph if isinstance(graph, Batch) else graph.check()
         if hasattr(self, "num_relations") and isinstance(graph, RelationalGraph):
             check_relations(graph, self.num_relations)
         signature = _signature_of(self._program)
         values = inputs | ({} if edge_features is None else {"edge_features": edge_features})
         for name in values:
-            if name not in signature.nodes and name not in signature.edges:
+            if name not in signature.nodes and name not in signature.others:
                 raise TypeError(
                     f"{name} must be an input of the program, which are "
-                    f"{', '.join([*signature.nodes, *signature.edges])}, got {name}"
+                    f"{', '.join([*signature.nodes, *signature.others])}, got {name}"
                     f" for {self._program.__name__}"
                 )
         is_bipartite, rows = self._rows(graph, {"x": x, **values})
@@ -458,10 +460,21 @@ class ProgramLayer(LinearOptions):
     # --- Steps of a call -----------------------------------------------------------------------
 
     def _rows(
-        self, graph: Graph | RelationalGraph, values: Mapping[str, Any]
+        self, structure: ProgramGraph, values: Mapping[str, Any]
     ) -> tuple[bool, dict[str, Any]]:
         """Return whether the ends of edges have rows of their own, and the inputs by argument."""
         signature, widths = _signature_of(self._program), self._widths()
+        graph: Any = structure
+        if isinstance(structure, Batch | Hypergraph):
+            graph = structure.graph
+            check_instance("graph.graph", graph, AnyGraph)
+        if isinstance(structure, Hypergraph):  # hyperedges are no nodes
+            values = {
+                name: (value, None)
+                if name in signature.nodes and type(value) is not tuple
+                else value
+                for name, value in values.items()
+            }
         is_bipartite = graph.num_src != graph.num_dst or any(
             isinstance(values.get(name), tuple) for name in signature.nodes
         )
@@ -476,14 +489,18 @@ class ProgramLayer(LinearOptions):
             for end, row in zip(ends, pair, strict=True):
                 if end in signature.rows and (is_bipartite or ends[0] not in rows):
                     rows[end] = row
-        for name in signature.edges:
+        num_graphs: Any = getattr(structure, "num_graphs", None)
+        for name, rows_name in signature.others.items():
             shape, value = signature.rows[name].shape(name, widths), values.get(name)
+            if rows_name == "num_graphs" and num_graphs is None and value is not None:
+                raise ValueError(f"graph must be a Batch for {name}, rows of graphs, got {graph}")
+            count = graph.num_edges if rows_name == "num_edges" else num_graphs
             if shape is None and value is not None:
                 raise ValueError(
                     f"{name} must be None without edge_in_features, got {described(value)}"
                 )
             is_absent = shape is None or (value is None and signature.rows[name].optional)
-            checked = functools.partial(_checked, name, value, "num_edges", graph.num_edges)
+            checked = functools.partial(_checked, name, value, rows_name, count)
             rows[name] = None if is_absent else checked(shape or ())
         return is_bipartite, rows
 
@@ -613,7 +630,8 @@ class ProgramConv(ProgramOptions, ProgramLayer):
 
     - Inputs are annotated. ``x_src: Node`` and ``x_dst: Node`` are rows of x, of sources and of
       destinations; other inputs of nodes have names that end alike. ``edge_features: Edge`` are
-      features of edges. Inputs beside these have axes, as in ``pos_src: Node = axes(3)``.
+      features of edges. Inputs beside these have axes, as in ``pos_src: Node = axes(3)`` and in
+      ``u: Global = axes(8)``, a row of each graph of a batch.
     - Parameters have `axes`, or are a `dense`. One that is annotated as `jax_gnn.Relation`
       has a row for each relation.
     - An argument `dropout` is a function of `g` and a row of the edge, which it drops entries of.
@@ -632,7 +650,7 @@ class ProgramConv(ProgramOptions, ProgramLayer):
         (3, 8)
     """
 
-    structure = AnyGraph
+    structure = ProgramGraph
 
     @property
     def _program(self) -> Callable[..., Any]:  # type: ignore[override]  # a field here

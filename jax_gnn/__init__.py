@@ -33,7 +33,7 @@ from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
 from jax_gnn._program.api import Program, program
 from jax_gnn._program.lift import Lifted, lift
-from jax_gnn._program.trace import Edge, Node, NodeType, Relation
+from jax_gnn._program.trace import Edge, Global, Node, NodeType, Relation
 from jax_gnn._saving import load, save
 from jax_gnn._version import __version__
 from jax_gnn.batches import Batch, batch, batch_budget, pack, unbatch
@@ -51,6 +51,7 @@ __all__ = [
     "EXPORT_CHECKS",
     "Batch",
     "Edge",
+    "Global",
     "Graph",
     "HGTWeights",
     "HeteroGraph",

@@ -30,6 +30,7 @@ WITHOUT = {
     "AttentionOptions",
     "Derived",
     "Edge",
+    "Global",
     "HypergraphNorm",
     "Lifted",
     "LinearOptions",

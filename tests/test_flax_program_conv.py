@@ -12,8 +12,9 @@ import pytest
 from flax import nnx
 
 import flax_layers as layers
+import jax_gnn
 from flax_layers import ProgramConv, ProgramModel, axes, dense
-from jax_gnn import Edge, Graph, Node, Relation, RelationalGraph
+from jax_gnn import Batch, Edge, Global, Graph, Hypergraph, Node, Relation, RelationalGraph
 
 SRC, DST = np.array([0, 1, 2, 3, 3, 4, 5]), np.array([1, 0, 0, 0, 3, 3, 2])
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=6)
@@ -100,6 +101,40 @@ def test_inputs_without_batch_axes_are_shared(rng: np.random.Generator) -> None:
     # Each entry of the batch draws for itself.
     same = layer(GRAPH, np.stack([x[:, 0, 0]] * 8, 1), e[:, 0, 0], pos=pos)
     assert np.ptp(same, axis=1).any()
+
+
+def test_programs_of_batches_of_graphs(rng: np.random.Generator) -> None:
+    def pooled(g: Any, x_src: Node, u: Global = axes("of_graphs"), *, w: Any = axes("src")) -> Any:
+        shares = g.graph.softmax(g.sum(g.src(x_src)) @ w + g.graph(u).sum())
+        return g.graph.sum(shares * x_src) + u.sum()
+
+    layer = ProgramConv(4, 4, function=pooled, widths={"of_graphs": 3}, rngs=nnx.Rngs(0))
+    edges = [rng.integers(n, size=(2, 9)) for n in (3, 5)]
+    batch = Batch.from_edges(edges, (3, 5), num_nodes=10, num_edges=20, num_graphs=3)
+    x, u = rng.normal(size=(10, 2, 4)), rng.normal(size=(3, 3))
+    for i in range(2):
+        want = jax_gnn.program(pooled)(batch, x[:, i], u, w=layer.w[...])
+        np.testing.assert_allclose(layer(batch, x, u=u)[:, i], want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"u must have shape \(num_graphs, ..., 3\) = \(3, ..., 3"):
+        layer(batch, x, u=u[:2])
+    with pytest.raises(ValueError, match=r"graph must be a Batch for u, rows of graphs, got Graph"):
+        layer(batch.graph, x, u=u)
+
+
+def test_programs_of_hypergraphs(rng: np.random.Generator) -> None:
+    def means(g: Any, x_src: Node, x_dst: Node, *, w: Any = axes("src", "out")) -> Any:
+        h = g.mean(g.src(x_src @ w)) + x_dst
+        return g.reverse.sum(g.dst(h))
+
+    layer = ProgramConv((3, 4), 4, function=means, rngs=nnx.Rngs(0))
+    hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3], [0, 3, 4, 4]], num_nodes=6)
+    x, y = rng.normal(size=(6, 3)), np.zeros((3, 4))
+    want = jax_gnn.hypergraph_aggregate(
+        hypergraph, x @ np.asarray(layer.w[...]), hyperedge_reduce="mean"
+    )
+    np.testing.assert_allclose(layer(hypergraph, (x, y)), want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"x\[1\] must be an array of the program's input"):
+        layer(hypergraph, x)
 
 
 def test_dropout_of_everything(rng: np.random.Generator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import pickle
@@ -21,6 +22,8 @@ from program_cases import (
     MODELS,
     PLAIN,
     RELATIONAL,
+    D,
+    K,
     Sizes,
     largest_difference,
     random_arguments,
@@ -29,7 +32,8 @@ from program_cases import (
 )
 
 import jax_gnn
-from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, program
+from flax_layers.readout import readout
+from jax_gnn import Edge, Global, Graph, Node, NodeType, Relation, RelationalGraph, program
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.segment_matmul import api as products
 from jax_gnn._program import api, explain, passes
@@ -103,7 +107,7 @@ def test_model_with_regions(rng, model):
 
 @pytest.mark.usefixtures("with_regions")
 @pytest.mark.parametrize(
-    "model", ["not_finite_at_zero", "painn", "pna", "regions_in_turn", "stored_rows"]
+    "model", ["not_finite_at_zero", "painn", "pna", "regions_in_turn", "stored_rows", "both_ways"]
 )
 @pytest.mark.parametrize("repeat", range(3))
 def test_results_do_not_depend_on_the_choice_of_regions(rng, monkeypatch, model, repeat):
@@ -160,12 +164,113 @@ def test_an_axis_of_one_meets_a_longer_one(rng):
     assert largest_difference(jax.jit(multiply)(graph, v, e), want) < TOLERANCE
 
 
+def sums_by_graph(g, x: Node):
+    return g.graph.sum(x)
+
+
+def of_rows(g, v: Global, w: Relation):
+    return v if w is None else w
+
+
+def normalized_by_graph(g, x: Node, c: Edge, u: Global, v: Global, w):
+    h = g.sum(c * g.src(x)) + x * jnp.exp(g.graph(u) @ w)
+    z = (h - g.graph(g.graph.mean(h))) / g.graph(g.graph.std(h))
+    total = g.graph.sum(g.graph.softmax(z @ w.T) * h)
+    return {
+        "graphs": (total, g.graph.max(h), g.graph.min(z), g.graph.sum(w[0]), g.graph.logsumexp(h)),
+        "products": (g.graph.mean(jnp.tanh(w @ g.graph(v)) * z[:, None]), u @ w * g.graph.sum(1.0)),
+        "nodes": (g.graph(total) * x, g.sum(jnp.tanh(g.src(x) * g.dst(g.graph(u))))),
+    }
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("typed", [False, True])
+def test_batch_of_graphs(rng, typed, implementation):
+    """Padding nodes hold large numbers; padding graphs hold NaN, and have a deviation of 0."""
+    triples = [rng.integers(n, size=(3, edges)) for n, edges in ((5, 12), (3, 9), (7, 0))]
+    graphs = [
+        RelationalGraph.from_triples(*x, num_nodes=n, num_relations=7)
+        for x, n in zip(triples, (5, 3, 7), strict=True)
+    ]
+    graphs = graphs if typed else [graph.nodes for graph in graphs]
+    graph = jax_gnn.batch(graphs, num_nodes=19, num_edges=30, num_graphs=5)
+    x = rng.normal(size=(19, K)) + 800 * np.asarray(graph.graph_ids < 0)[:, None]
+    shapes = {"c": (30,), "u": (5, K), "v": (5, K, 2), "w": (K, K)}
+    arguments = {"x": x} | {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    arguments["v"][3:] = np.nan
+    with jax_gnn.implementation(implementation):
+        assert_same(normalized_by_graph, graph, arguments)
+    got = program(sums_by_graph)(graph, x)
+    assert largest_difference(got, readout(graph, x)) < TOLERANCE
+    assert "sum by graph" in program(sums_by_graph).explain(graph, x)
+
+
+def test_hypergraph(rng):
+    """Incidences are edges from nodes to hyperedges; reverse edges go back."""
+
+    def attention(g, x: Node, y: Node, e: Edge, w):
+        h = g.sum(g.softmax(e) * g.src(x @ w)) + y
+        return h, g.reverse.mean(g.dst(h)), g.reverse.sum(g.reverse.softmax(e) * g.dst(h))
+
+    def means(g, x: Node):
+        return g.reverse.sum(g.dst(g.mean(g.src(x))))
+
+    hypergraph = jax_gnn.Hypergraph.from_hyperedges([[0, 1, 2], [2, 3], [0, 3, 4, 4], []])
+    hypergraph = hypergraph.pad(num_nodes=7, num_hyperedges=6, num_incidences=12)
+    shapes = {"x": (7, 3), "y": (6, 2), "e": (12, 2), "w": (3, 2)}
+    arguments = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    assert_same(attention, hypergraph, arguments)
+    x = arguments["x"]
+    want = jax_gnn.hypergraph_aggregate(hypergraph, x, hyperedge_reduce="mean")
+    assert largest_difference(program(means)(hypergraph, x), want) < TOLERANCE
+
+
+def attention_of_types(g, x_src: Node, x_dst: Node, e: Edge, w, a, k: float):
+    s = jax.nn.leaky_relu(g.src(x_src @ w @ a) + g.dst(x_dst.sum()) + k * e)
+    return g.sum(g.softmax(s) * g.src(x_src @ w)), s, {"sources": g.reverse.mean(e) * x_src}
+
+
+def test_hetero_graph(rng):
+    """Each edge type runs the program, with parameters of its own or with common ones."""
+    sizes = {"a": 3, "b": 5}
+    types = ("a", "r", "b"), ("b", "s", "b"), ("a", "t", "b"), ("b", "u", "a")
+    edges = {t: [rng.integers(sizes[end], size=9) for end in t[::2]] for t in types}
+    graph = jax_gnn.HeteroGraph.from_edges(edges, sizes).with_graphs()
+    x, k = {name: rng.normal(size=(n, K + n)) for name, n in sizes.items()}, 0.5
+    e, a = {t: rng.normal(size=9) for t in types}, rng.normal(size=D)
+    w = {t: rng.normal(size=(x[t[0]].shape[1], D)) for t in types}
+    attention = program(attention_of_types)
+    nodes, scores, of_sources = attention(graph, x, x, e, w, a, k)
+    want = {t: attention(graph.graph(t), x[t[0]], x[t[2]], e[t], w[t], a, k) for t in types}
+    sums = sum(want[t][0] for t in types[:3])
+    assert largest_difference(nodes, {"a": want[types[3]][0], "b": sums}) < TOLERANCE
+    assert largest_difference(scores, {t: want[t][1] for t in types}) < TOLERANCE
+    from_a, from_b, more_from_a, more_from_b = (want[t][2]["sources"] for t in types)
+    sums = {"a": from_a + more_from_a, "b": from_b + more_from_b}
+    assert largest_difference(of_sources["sources"], sums) < TOLERANCE
+    arguments = {"x_src": x, "x_dst": x, "e": e, "w": w, "a": a}
+    assert_same(functools.partial(attention_of_types, k=k), graph, arguments)
+    assert attention.explain(graph, x, x, e, w, a, k).count("as written") == 4
+    with pytest.raises(ValueError, match=r"x_dst must be a mapping by type of nodes that has 'b'"):
+        attention(graph, x, {"a": x["a"]}, e, w, a, k)
+    with pytest.raises(ValueError, match=r"e must be a mapping by edge type .*, got list"):
+        attention(graph, x, x, [1.0], w, a, k)
+    with pytest.raises(ValueError, match=r"program gcn: x must be named …_src or …_dst, as the e"):
+        program(MODELS["gcn"])(graph, x, w)
+    with pytest.raises(ValueError, match=r"v has rows of each graph, and the program runs once"):
+        program(of_rows)(graph, x, w)
+
+
 def test_bipartite_graph(rng):
     @program
     def attention(g, x: Node, y: Node, w):
         z = x @ w
         s = jax.nn.leaky_relu(g.src(z).sum() + g.dst(y).sum(), 0.1)
         return g.sum(g.softmax(s) * g.src(z)) + y.sum(), g.src(x) * g.dst(y).sum(), z
+
+    @program
+    def of_sources(g, x: Node, y: Node):
+        return x * g.reverse.degree() + g.reverse.max(g.dst(y).sum() + jnp.sin(g.src(x)))
 
     graph = Graph.from_edges(*rng.integers(4, size=(2, 20)), num_src=7, num_dst=4)
     arguments = {
@@ -176,6 +281,9 @@ def test_bipartite_graph(rng):
     got = attention(graph, **arguments)
     assert [y.shape for y in got] == [(4, 3), (20, 3), (7, 3)]
     assert largest_difference(got, attention.reference(graph, **arguments)) < TOLERANCE
+    rows = arguments["x"], arguments["y"]
+    got, want = of_sources(graph, *rows), of_sources.reference(graph, *rows)
+    assert got.shape == (7, 3) and largest_difference(got, want) < TOLERANCE
     with pytest.raises(ValueError, match=r"x must have a row for each source of the graph, 7, got"):
         attention(graph, arguments["x"][:4], arguments["y"], arguments["w"])
 
@@ -1084,11 +1192,19 @@ def test_refused_arguments(rng):
         rgcn(graph, x[:4], w)
     with pytest.raises(ValueError, match=r"w has a row for each relation, and the graph has no"):
         rgcn(graph.nodes, x, w)
-    with pytest.raises(TypeError, match=r"graph must be a Graph or a RelationalGraph, got ndarray"):
+    with pytest.raises(TypeError, match=r"graph must be a Graph, .* or HeteroGraph, got ndarray"):
         rgcn(x, x, w)
-    hypergraph = jax_gnn.Hypergraph.from_hyperedges([[0, 1]])
-    with pytest.raises(TypeError, match=r"got Hypergraph: call one program with hypergraph\.graph"):
+    hypergraph = jax_gnn.Hypergraph.from_directed([0], [0], [1], [0])
+    with pytest.raises(ValueError, match=r"an undirected hypergraph, .*, got a directed one: call"):
         rgcn(hypergraph, x, w)
+    batch = jax_gnn.batch([graph.nodes])
+    wrong = dataclasses.replace(batch, graph_ids=batch.graph_ids[1:])
+    with pytest.raises(ValueError, match=r"graph\.graph_ids must be \(num_nodes,\) = \(9,\), got"):
+        rgcn(wrong, x, w)
+    with pytest.raises(ValueError, match=r"g\.graph is the graph of .*: graph must be a Batch"):
+        program(sums_by_graph)(graph, x)
+    with pytest.raises(ValueError, match=r"v has a row for each graph, and the graph has no gra"):
+        program(of_rows)(graph, x, None)
     with pytest.raises(TypeError, match=r"program rgcn_of_ones: missing a required argument: 'w'"):
         rgcn(graph, x)
     with pytest.raises(ValueError, match=r"x must have a row for each node, got a scalar"):
@@ -1132,11 +1248,11 @@ def test_reductions_of_edges_are_those_of_segments(rng):
         np.testing.assert_allclose(got, reduce(value, graph.rows, 9), 1e-12, 1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["in_degree", "prod", "reverse", "other"])
+@pytest.mark.parametrize("name", ["in_degree", "prod", "readout", "other"])
 def test_unknown_attribute_of_an_edge(rng, name):
     graph = random_graph(rng, Sizes())
     hint = "" if name == "other" else ": write .*"
-    with pytest.raises(AttributeError, match=rf"g has no {name}{hint}; it has g\.src, .*g\.mean"):
+    with pytest.raises(AttributeError, match=rf"g has no {name}{hint}; it has .*g\.src, .*g\.mean"):
         program(lambda g, x: getattr(g, name)(x))(graph, np.ones(3))
 
 

@@ -7,6 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -27,15 +28,14 @@ from jax_gnn._program.rows import Input, Row, topological_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
 from jax_gnn._program.trace import Argument, EdgeView, Traced, annotated_spaces, trace, unwrap
-from jax_gnn.graph import Graph
+from jax_gnn.batches import Batch
+from jax_gnn.graph import Graph, check_index
+from jax_gnn.hetero import HeteroGraph
+from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 _BY_NAME = "_by_name"
-_STRUCTURES = {
-    "Hypergraph": ": call one program with hypergraph.graph, from nodes to hyperedges, and another "
-    "with hypergraph.receiving.transpose(), back to nodes",
-    "HeteroGraph": ": call it with graph.relational, or with graph.graph(edge_type) for each type",
-}
+ProgramGraph = Structure | Hypergraph | HeteroGraph | EdgeView
 
 
 def _at_name(module: str, name: str) -> Any:
@@ -164,19 +164,26 @@ class Program:
 
     # --- What users call -----------------------------------------------------------------------
 
-    def __call__(self, graph: Structure, *args: object, **kwargs: object) -> Any:
+    def __call__(self, graph: ProgramGraph, *args: object, **kwargs: object) -> Any:
         """Run the program.
 
         Args:
-            graph: A `Graph`, bipartite ones too, or a `RelationalGraph`; within another program
-                its ``g``, with rows as arguments, and rows as results.
+            graph: A `Graph`, bipartite ones too, a `RelationalGraph`, a `Batch` of either, an
+                undirected `Hypergraph`, whose incidences are edges from nodes to hyperedges, or a
+                `HeteroGraph` with graphs (`HeteroGraph.with_graphs`), of which each edge type runs
+                the program; within another program its ``g`` or ``g.reverse``, with rows as
+                arguments and results.
             *args: The function's arguments after ``g``: arrays, or pytrees of arrays, with a row
-                for each member of the annotated space; other values are passed on as they are.
+                for each member of the annotated space; other values are passed on as they are. For
+                a `HeteroGraph`, dicts by type of nodes, whose names end in ``_src`` or ``_dst``,
+                and by edge type; dicts of shared arguments by edge type, too.
             **kwargs: Keyword arguments of the function.
 
         Returns:
-            The function's results, with rows in front: nodes' and edges' results
-            ``(num_dst, *row)`` and ``(num_edges, *row)``; zeros for edges that are padding.
+            The function's results, with rows in front: ``(num_dst, *row)`` for nodes, or
+            ``(num_src, *row)`` for sources, ``(num_edges, *row)`` for edges, zeros if they are
+            padding, and ``(num_graphs, *row)`` for graphs. For a `HeteroGraph`, a dict in the place
+            of each: of nodes the sums over edge types by type of nodes, all others by edge type.
 
         Raises:
             TypeError: the graph or an argument has the wrong type, or Python looks at what rows
@@ -185,6 +192,8 @@ class Program:
         """
         if isinstance(graph, EdgeView):  # of a program that calls this one
             return self._function(graph, *args, **kwargs)
+        if isinstance(graph, HeteroGraph):
+            return self._joined_by_type(self, graph, args, kwargs)
         call = self._call(graph, args, kwargs)
         plan, is_cached = self._plan(call)
         inputs = [*call.arrays, *plan.traced.closed_over]
@@ -192,29 +201,33 @@ class Program:
             return plan.compiled(call.graph, inputs)
         return plan.run(call.graph, inputs)
 
-    def reference(self, graph: Structure, *args: object, **kwargs: object) -> Any:
+    def reference(self, graph: ProgramGraph, *args: object, **kwargs: object) -> Any:
         """Run the program in plain JAX as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
 
         Used for debugging and tests. Arguments, results and errors are those of a call.
         """
+        if isinstance(graph, HeteroGraph):
+            return self._joined_by_type(self.reference, graph, args, kwargs)
         call = self._call(graph, args, kwargs)
         traced, sides = self._traced(call)
         inputs = [*call.arrays, *traced.closed_over]
         results = reference.evaluate(traced.results, Matrices(call.graph), inputs, sides)
         return jax.tree.unflatten(traced.tree, results)
 
-    def explain(self, graph: Structure, *args: object, **kwargs: object) -> str:
+    def explain(self, graph: ProgramGraph, *args: object, **kwargs: object) -> str:
         """Return the rows of the program after each pass, and the ops that compute them.
 
         Arguments and errors are those of a call. Times are estimates for an H200.
         """
         from jax_gnn._program.explain import explain
 
+        if isinstance(graph, HeteroGraph):
+            return self._text_by_type(self.explain, graph, args, kwargs)
         call = self._call(graph, args, kwargs)
         plan, _ = self._plan(call)
         return explain(plan, call.graph, self._passes)
 
-    def kernels(self, graph: Structure, *args: object, **kwargs: object) -> str:
+    def kernels(self, graph: ProgramGraph, *args: object, **kwargs: object) -> str:
         """Return the code that is generated for the program's edge regions and their gradients.
 
         Arguments and errors are those of a call. For each region the instructions, and the CUDA
@@ -222,6 +235,8 @@ class Program:
         """
         from jax_gnn._program.explain import kernels
 
+        if isinstance(graph, HeteroGraph):
+            return self._text_by_type(self.kernels, graph, args, kwargs)
         with implementation("cuda"):
             call = self._call(graph, args, kwargs)
             plan, _ = self._plan(call)
@@ -237,21 +252,40 @@ class Program:
         jax.eval_shape(plan, graph, args)
         return plans[0]
 
+    def _by_edge_type(self, run: Callable[..., Any], graph: HeteroGraph, call: Any) -> Any:
+        """Return the results of `run` for each edge type."""
+        from jax_gnn._program.by_edge_type import run_by_edge_type
+
+        return run_by_edge_type(self._name, self._spaces, self._bound(*call), graph, run)
+
+    def _text_by_type(self, run: Callable[..., Any], graph: HeteroGraph, *call: Any) -> str:
+        """Return the texts of each edge type."""
+        texts = self._by_edge_type(run, graph, call)
+        return "\n\n".join(f"{key}: {text}" for key, text in texts.items())
+
+    def _joined_by_type(self, run: Callable[..., Any], graph: HeteroGraph, *call: Any) -> Any:
+        """Return the results of a run for each edge type, joined by type."""
+        from jax_gnn._program.by_edge_type import joined_results
+
+        def rows(graph: Structure, *args: object, **kwargs: object) -> Sequence[Row]:
+            return self._plan(self._call(graph, args, kwargs))[0].traced.results
+
+        results, of_types = (self._by_edge_type(x, graph, call) for x in (run, rows))
+        return joined_results(results, of_types)
+
     # --- Arguments -----------------------------------------------------------------------------
+
+    def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+        """Return the arguments by name, without an edge."""
+        try:
+            return self._signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"program {self._name}: {error}") from None
 
     def _call(self, graph: object, args: Sequence[object], kwargs: Mapping[str, object]) -> _Call:
         """Bind the arguments of a call and collect their arrays."""
-        if not isinstance(graph, Graph | RelationalGraph):
-            hint = _STRUCTURES.get(type(graph).__name__, "")
-            raise TypeError(
-                f"program {self._name}: graph must be a Graph or a RelationalGraph, got "
-                f"{type(graph).__name__}{hint}"
-            )
-        graph = graph.check()
-        try:
-            bound = self._signature.bind(None, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"program {self._name}: {error}") from None
+        graph = self._checked(graph)
+        bound = self._bound(args, kwargs)
         edge, *names = bound.arguments
         graph, bound.arguments = _aligned(graph, bound.arguments)
         leaves, tree = jax.tree_util.tree_flatten_with_path(
@@ -303,11 +337,41 @@ class Program:
         spaces = [space for _, space in names_and_spaces]
         return _Call(graph, [*arrays.values()], argument_names, spaces, with_rows, key)
 
+    def _checked(self, graph: object) -> Structure:
+        """Return a graph, a batch of graphs, or the incidences of a hypergraph, checked."""
+        if isinstance(graph, Hypergraph):
+            graph = graph.check()
+            if graph.head is not None:
+                raise ValueError(
+                    f"program {self._name}: graph must be an undirected hypergraph, whose "
+                    "incidences go both ways, got a directed one: call one program with "
+                    "hypergraph.graph, from nodes to hyperedges, and one with "
+                    "hypergraph.head.transpose(), back to nodes"
+                )
+            return graph.graph
+        if isinstance(graph, Batch) and isinstance(graph.graph, Graph | RelationalGraph):
+            inner, ids = graph.graph.check("graph.graph"), graph.graph_ids
+            check_index("graph.num_nodes", graph.num_nodes)
+            check_index("graph.graph_ids", ids)
+            if ids.shape != (inner.num_nodes,):
+                raise ValueError(
+                    f"graph.graph_ids must be (num_nodes,) = ({inner.num_nodes},), got shape "
+                    f"{ids.shape}"
+                )
+            return replace(graph, graph=inner)
+        if not isinstance(graph, Graph | RelationalGraph):
+            raise TypeError(
+                f"program {self._name}: graph must be a Graph, a RelationalGraph, a Batch of these "
+                f"or a Hypergraph or HeteroGraph, got {type(graph).__name__}"
+            )
+        return graph.check()
+
     def _check_space(self, name: str, space: Space, call: _Call) -> None:
         """Reject an argument of a space that the graph lacks."""
         if space in call.parts.rows:
             return
         requirement = {
+            Space.GRAPH: "graphs: pass a Batch",
             Space.RELATION: "relations: pass a RelationalGraph",
             Space.TYPE: "types of nodes: RelationalGraph.from_edge_dict makes one that has",
         }[space]
@@ -345,6 +409,11 @@ class Program:
         """Reject arrays with another number of rows than the graph has."""
         parts = call.parts
         for row in topological_order(results):
+            if getattr(row.op, "way", "") == "graph" and Space.GRAPH not in parts.rows:
+                raise ValueError(
+                    f"program {self._name}, {row.line}: g.graph is the graph of a node in a batch: "
+                    f"graph must be a Batch, got {call.graph}"
+                )
             if not isinstance(row.op, Input) or row.space is Space.SHARED:
                 continue
             size, what = parts.rows[row.space], row.space.value
@@ -420,8 +489,10 @@ def program(
     ``g.src(x)``, ``g.dst(x)``, ``g.relation(w)``, ``g.src_type(w)``, ``g.dst_type(w)`` and
     ``g.node_type(w)`` read; ``g.sum(m)``, ``g.mean(m)``, ``g.max(m)`` and ``g.min(m)`` reduce over
     the edges into each node, and ``g.softmax(s)`` is the softmax over these; ``g.key(key)`` is a
-    random key of the edge. All else is ``jax.numpy`` on rows. Annotations say what an argument has
-    a row for: `Node`, `Edge`, `Relation` or `NodeType`; what has none is shared. Results may live
+    random key of the edge. ``g.reverse`` is the reverse edge, which reduces into sources;
+    ``g.graph(u)`` reads, and ``g.graph.sum(x)`` and others reduce over the nodes of each graph of a
+    batch. All else is ``jax.numpy`` on rows. Annotations say what an argument has a row for:
+    `Node`, `Edge`, `Relation`, `NodeType` or `Global`; what has none is shared. Results may live
     anywhere.
 
     What is written for edges is computed where fewer rows suffice, products in the order that takes

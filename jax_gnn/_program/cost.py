@@ -26,7 +26,7 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 )
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed_rows, rows_taken
-from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in
+from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, rows_in
 from jax_gnn._program.region_rows import linear_maps_of
 from jax_gnn._program.regions import EdgeRegion
 from jax_gnn._program.rows import (
@@ -286,8 +286,10 @@ class Costs:
     # --- Reductions ----------------------------------------------------------------------------
 
     def _sum(self, row: Row, pattern: patterns.Sum) -> Cost:
-        value, weight, scores = pattern.value, pattern.weight, pattern.scores
-        source = value.base if is_read(value, pattern.dest) else value.row
+        weight, scores = pattern.weight, pattern.scores
+        source, _ = pattern.source
+        if row.space is Space.GRAPH:
+            return Cost.of(f"segment_{pattern.reduce}", self._stored(source) + self._whole(row))
         launch = self._edge_ids() + self._whole(row) + self._gather_to_edges(source)
         launch += _flops(2.0 * self.num_edges * max(row.size, source.size))
         if weight is not None:
@@ -304,8 +306,9 @@ class Costs:
 
     def _sum_gradient(self, row: Row, pattern: patterns.Sum) -> Cost:
         value, weight = pattern.value, pattern.weight
-        gathers = is_read(value, pattern.dest)
-        source = value.base if gathers else value.row
+        source, gathers = pattern.source
+        if row.space is Space.GRAPH:
+            return self._sum(row, pattern)
         launch = self._edge_ids() + self._gather_to_edges(row)
         launch += self._whole(source) if gathers else self._stored(source)
         if weight is not None:

@@ -16,7 +16,7 @@ from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.matrices import Matrices, Structure
 from jax_gnn._program.passes import DISTRIBUTE, FOR_REGIONS, PASSES, steps
-from jax_gnn._program.patterns import Einsum, Sum, is_read
+from jax_gnn._program.patterns import Einsum, Sum
 from jax_gnn._program.plan import Plan, make_plan, match_regions
 from jax_gnn._program.region_rows import unsupported_reason
 from jax_gnn._program.regions import EdgeRegion
@@ -206,6 +206,7 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
 def _reads(region: EdgeRegion, names: Names) -> str:
     column = "(source, relation) pair" if region.columns is Space.SOURCE_PAIR else "source"
     row = "destination" if region.rows is Space.NODE else "(destination, relation) pair"
+    column, row = (row, column) if region.way == "src" else (column, row)
     groups = {"col": column, "row": row, "edge": "edge", "shared": "all"}
     texts = []
     for access, group in groups.items():
@@ -282,7 +283,7 @@ def _fallbacks(plan: Plan) -> list[str]:
                 continue  # a product with a matrix
             ways = ", ".join(sorted({factor.way or "edges" for factor in pattern.factors}))
             text = f"no op has a product of rows read by {ways}"
-        elif isinstance(pattern, Sum) and not is_read(pattern.value, pattern.dest):
+        elif isinstance(pattern, Sum) and not pattern.source[1]:
             text = "what is reduced is stored for each edge"
         else:
             continue

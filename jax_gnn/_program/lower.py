@@ -44,7 +44,6 @@ from jax_gnn._program.patterns import (
     Scores,
     SumScores,
     TypedScores,
-    is_read,
     width,
 )
 from jax_gnn._program.reference import (
@@ -157,7 +156,8 @@ class Lowering:
         """Return one result of a function; all of its results are computed at once."""
         assert isinstance(row.op, Apply)
         if row.op.name == REACHED:
-            return self._zero_without_edges(self.array(row.operands[0]))
+            assert isinstance(row.op.key, tuple)
+            return self._zero_where_empty(self.array(row.operands[0]), row.op.key[1])
         key = row.op.function, row.operands
         if key not in self._functions:
             operands = [self._safe_operand(row, operand) for operand in row.operands]
@@ -165,9 +165,9 @@ class Lowering:
         result: Array = self._functions[key][row.op.index]
         return result
 
-    def _zero_without_edges(self, x: Array) -> Array:
-        has_edges = self.matrices.degrees(jnp.int32) > 0
-        return jnp.where(spread(has_edges, x), x, jnp.zeros((), x.dtype))
+    def _zero_where_empty(self, x: Array, way: str) -> Array:
+        is_reached = self.matrices.degrees(jnp.int32, way) > 0
+        return jnp.where(spread(is_reached, x), x, jnp.zeros((), x.dtype))
 
     def _safe_operand(self, row: Row, operand: Row) -> Array:
         """Return an operand of a function, with harmless values in rows that do not count.
@@ -228,7 +228,7 @@ class Lowering:
 
         # Masks are then made where the weights' gradients need them.
         call = differentiated_as(product, masked_product, keeps_values=True)
-        result: Array = call(self.matrices.graph, counted, *map(self.as_passed, rows))
+        result: Array = call(self.matrices.structure, counted, *map(self.as_passed, rows))
         return result
 
     # --- Products ------------------------------------------------------------------------------
@@ -372,28 +372,29 @@ class Lowering:
     # --- Over edges ----------------------------------------------------------------------------
 
     def _softmax(self, row: Row) -> Array:
-        x = self._at_edges(row.operands[0])
+        assert isinstance(row.op, Softmax)
+        x = self._at_rows(row.operands[0], row.space)
         acc = accumulator_dtype(x.dtype)
-        matrix = self.matrices.matrix(Space.EDGE, "dst")
+        matrix = self.matrices.matrix(row.space, row.op.way)
         shares: Array = segment_softmax(as_matrix(x).astype(acc), matrix)
         return shares.astype(x.dtype).reshape(x.shape)
 
     def _entries(self, row: Row, dtype: DTypeLike) -> Array:
         """Return ``(edges, numbers)`` for an op, which ignores padding itself."""
-        x = self._at_edges(row) if row.is_shared else self.as_passed(row)
+        x = self._at_rows(row) if row.is_shared else self.as_passed(row)
         return as_matrix(x.astype(accumulator_dtype(dtype)))
 
-    def _at_edges(self, row: Row) -> Array:
+    def _at_rows(self, row: Row, space: Space = Space.EDGE) -> Array:
         x = self.array(row)
         if row.is_shared:
-            return jnp.broadcast_to(x, (self.matrices.parts.rows[Space.EDGE], *x.shape))
+            return jnp.broadcast_to(x, (self.matrices.parts.rows[space], *x.shape))
         return x
 
     def _push(self, row: Row) -> Array:
         pattern = self.matcher(row)
         match pattern:
-            case patterns.Count(operand, reduce):
-                return self._count(operand, reduce)
+            case patterns.Count():
+                return self._count(pattern)
             case patterns.PairSum(operand):
                 matrix = self.matrices.matrix(Space.DESTINATION_PAIR, "dst")
                 summed: Array = total(self.array(operand), matrix)
@@ -404,28 +405,28 @@ class Lowering:
                 return self._relational_attention(row, pattern)
         raise AssertionError(pattern)
 
-    def _count(self, operand: Row, reduce: str) -> Array:
-        """Reduce rows that all edges into a destination share."""
+    def _count(self, pattern: patterns.Count) -> Array:
+        """Reduce rows that all edges of an end, or all nodes of a graph, share."""
+        operand, reduce, way = pattern
         x = self.array(operand if operand.is_shared else operand.operands[0])
-        counts = self.matrices.degrees(jnp.int32)
-        # All edges into a destination have equal rows, so that no edge is visited: a sum is the row
+        counts = self.matrices.degrees(jnp.int32, way)
+        # All edges of an end have equal rows, so that no edge is visited: a sum is the row
         # times the degree, and other reductions are the row itself.
         x = jnp.broadcast_to(x, (counts.shape[0], *operand.shape))
         if reduce == "sum":
             acc = accumulator_dtype(x.dtype) if x.dtype in FLOATS else x.dtype
             summed = x.astype(acc) * spread(counts.astype(acc), x)
-            return self._zero_without_edges(summed.astype(x.dtype))
+            return self._zero_where_empty(summed.astype(x.dtype), way)
         neutral = {"mean": 0, "max": _lowest(x.dtype), "min": _highest(x.dtype)}[reduce]
         return jnp.where(spread(counts > 0, x), x, jnp.asarray(neutral, x.dtype))
 
     def _sum(self, row: Row, pattern: patterns.Sum) -> Array:
-        value, weight, scores, heads, out, after, reduce, dest = pattern
-        gathers = is_read(value, dest)
-        source, way = (value.base, value.way) if gathers else (value.row, "")
+        value, weight, scores, heads, out, after, reduce, dest, to = pattern
+        source, way = pattern.source
         # Kernels reduce rows of floats that belong to nodes, pairs or edges.
         if source.dtype not in FLOATS or source.is_shared:
-            return self._sum_by_xla(self._at_edges(value.row), row, reduce)
-        matrix = self.matrices.edges(way, dest)
+            return self._sum_by_xla(self._at_rows(value.row), row, pattern)
+        matrix = self.matrices.edges(way, dest, to)
         if weight is None and scores is None:
             y = segment_reduce(self.array(source), None, matrix, reduce=reduce, heads=1)
             summed = Labelled(y.astype(row.dtype), value.labels, True)
@@ -519,16 +520,18 @@ class Lowering:
         types_of_pairs = TypedEdges(self._graph, None).types_of_source_pairs()
         return kinds.TypedScores(vectors, added, None, None, types, types_of_pairs)
 
-    def _sum_by_xla(self, x: Array, row: Row, reduce: str) -> Array:
+    def _sum_by_xla(self, x: Array, row: Row, pattern: patterns.Sum) -> Array:
         """Reduce dtypes that kernels do not support."""
-        matrix = self.matrices.edges("", row.space)
-        ids, size = matrix.by_row.rows, matrix.by_row.num_rows
+        reduce = pattern.reduce
+        matrix = self.matrices.edges("", row.space, pattern.way)
+        ids, size = matrix.by_col.cols, matrix.by_row.num_rows
         # Padding has negative ids, which JAX would count from the end; ids out of range are
         # dropped.
         ids = jnp.where(ids < 0, size, ids)
         if reduce == "mean":
             sums = jax.ops.segment_sum(x, ids, size)
-            return sums / spread(jnp.maximum(self.matrices.degrees(x.dtype), 1), sums)
+            degrees = self.matrices.degrees(x.dtype, pattern.way)
+            return sums / spread(jnp.maximum(degrees, 1), sums)
         result: Array = getattr(jax.ops, f"segment_{reduce}")(x, ids, size)
         return result
 
@@ -537,8 +540,9 @@ class Lowering:
         for factor in after:
             shared = Labelled(self.array(factor.row), factor.labels, False)
             y = y._replace(array=multiply(y, shared, y.labels))
-        if after and row.space is Space.NODE:  # factors may be infinite
-            y = y._replace(array=self._zero_without_edges(y.array))
+        if after and row.space is not Space.DESTINATION_PAIR:  # factors may be infinite
+            assert isinstance(row.op, Push)
+            y = y._replace(array=self._zero_where_empty(y.array, row.op.way))
         return arranged(y, out, row.shape)
 
 
@@ -578,7 +582,7 @@ def _may_be_unread(row: Row) -> bool:
     """Whether a pass moved a row to a space in which edges may not read all rows."""
     if not isinstance(row.op, Apply | Contract) or is_view(row):
         return False
-    spaces = Space.NODE, Space.RELATION, Space.TYPE
+    spaces = Space.NODE, Space.RELATION, Space.TYPE, Space.GRAPH
     return row.op.read_by is not None and row.space in spaces
 
 

@@ -31,8 +31,8 @@ from jax_gnn._program.patterns import (
     TypedDots,
     TypedProduct,
     factors_of,
-    is_read,
     leaky_of,
+    other_ends,
     rows_in,
     with_labels,
 )
@@ -145,19 +145,21 @@ class Matcher:
 
     def _reduction(self, row: Row) -> Pattern:
         assert isinstance(row.op, Push)
-        operand, reduce = row.operands[0], row.op.reduce
-        if operand.is_shared or (isinstance(operand.op, Pull) and operand.op.way == "dst"):
-            return Count(operand, reduce)
+        operand, reduce, way = row.operands[0], row.op.reduce, row.op.way
+        if operand.is_shared or (isinstance(operand.op, Pull) and operand.op.way == way):
+            return Count(operand, reduce, way)
         is_product = isinstance(operand.op, Contract) and self.is_internal(operand)
-        if reduce not in ("max", "min") and is_product:
+        if reduce not in ("max", "min") and is_product and row.space is not Space.GRAPH:
             pattern = self._weighted(row, self.flat(operand), reduce)
             if pattern is not None and not (backend() == "cpu" and _is_weighted_at_edges(pattern)):
                 return pattern
         labels = tuple(range(len(operand.shape)))
-        return Sum(Factor(operand, labels), None, None, (), labels, (), reduce, row.space)
+        return Sum(Factor(operand, labels), None, None, (), labels, (), reduce, row.space, way)
 
     def _weighted(self, row: Row, product: Row, reduce: str) -> Pattern:
         """Return the pattern of a reduced product: some factors are the value, others weights."""
+        assert isinstance(row.op, Push)
+        way = row.op.way
         factors, result_labels = factors_of(product)
         sizes = sizes_of(product.operands, [factor.labels for factor in factors])
         if any(
@@ -170,11 +172,12 @@ class Matcher:
         after = [f for f in factors if f.row.is_shared and set(f.labels) <= set(out)]
         inside = [factor for factor in factors if factor not in after]
         softmaxes = [factor for factor in inside if isinstance(factor.row.op, Softmax)]
-        ways = ("src", "src_pair") if row.space is Space.NODE else ("src",)
-        values = [factor for factor in inside if factor.way in ways]
+        values = [factor for factor in inside if factor.way in other_ends(way, row.space)]
         summed = set(sizes) - set(out)
         if summed:
             values += [f for f in inside if f not in values and set(f.labels) & summed]
+        if not values and way == "src":
+            return None  # weights and values in the edges' order are multiplied before
         if not values:
             candidates = [factor for factor in inside if factor not in softmaxes] or inside
             values = [max(candidates, key=lambda factor: len(factor.labels))]
@@ -183,6 +186,7 @@ class Matcher:
         heads = tuple(label for label in out if any(label in f.labels for f in weights))
         if missing - set(heads):
             return None
+        is_forward = way == "dst"
         if not may_reorder(product.dtype) and (after or len(values) > 1 or len(weights) > 1):
             return None
         value = self._value(values, out, product)
@@ -193,11 +197,17 @@ class Matcher:
             and self.is_internal(softmax.row)
             and row.space is Space.NODE
             and reduce == "sum"
+            and is_forward
+            and softmax.row.op == Softmax()
         ):
             weights.remove(softmax)
             scores = self._scores(softmax, heads, value, sizes)
         weight = self._weight(weights, heads, row, sizes)
-        pattern = Sum(value, weight, scores, heads, result_labels, tuple(after), reduce, row.space)
+        pattern = Sum(
+            value, weight, scores, heads, result_labels, tuple(after), reduce, row.space, way
+        )
+        if not (is_forward or pattern.source[1]):
+            return None
         if scores is None or softmax is None:
             return pattern
         return relational.match_attention(self, pattern, softmax.row.operands[0])
@@ -313,7 +323,7 @@ def _is_weighted_at_edges(pattern: Pattern) -> bool:
     if not isinstance(pattern, Sum) or (pattern.weight is None and pattern.scores is None):
         return False
     value, labels = pattern.value, set(pattern.value.labels)
-    is_made = not is_read(value, pattern.dest) and not isinstance(value.row.op, Input)
+    is_made = not pattern.source[1] and not isinstance(value.row.op, Input)
     return bool(labels) and (is_made or labels <= set(pattern.heads))
 
 
@@ -397,9 +407,9 @@ def rows_taken(row: Row, matcher: Matcher) -> list[Row]:
             return [dst.base, src.base]
         case Count(operand):
             return [operand if operand.is_shared else operand.operands[0]]
-        case Sum(value, weight, scores, _, _, after, _, dest):
-            base = value.base if is_read(value, dest) else value.row
-            return [base, *rows_in((weight, scores)), *(factor.row for factor in after)]
+        case Sum(_, weight, scores, _, _, after):
+            rows = [pattern.source[0], *rows_in((weight, scores))]
+            return rows + [factor.row for factor in after]
         case RGAT() | HGT():
             of_sum = pattern.sum.weight, tuple(factor.row for factor in pattern.sum.after)
             return rows_in((of_sum, pattern[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from jax_gnn._core.arrays import FLOATS, take
+from jax_gnn._core.arrays import FLOATS, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import in_range, take_ids
 from jax_gnn._core.relations import Pairs, RelationalMatrix
@@ -21,10 +21,11 @@ from jax_gnn._ops.attention.xla import end_matrices
 from jax_gnn._ops.relational_aggregate.xla import types_matrix
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
 from jax_gnn._program.spaces import Parts, Space
+from jax_gnn.batches import Batch
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 
-Structure = Graph | RelationalGraph
+Structure = Graph | RelationalGraph | Batch[Any]
 Part = TypeVar("Part")
 
 
@@ -41,8 +42,12 @@ class FullGraph(Graph):
 
 def parts_of(graph: Structure) -> Parts:
     """Return the spaces of a graph."""
+    rows = {Space.SHARED: 1}
+    if isinstance(graph, Batch):
+        parts = parts_of(graph.graph)
+        return parts._replace(rows={Space.GRAPH: graph.num_graphs, **parts.rows})
     nodes = graph if isinstance(graph, Graph) else graph.nodes
-    rows = {Space.SHARED: 1, Space.EDGE: graph.num_edges}
+    rows[Space.EDGE] = graph.num_edges
     rows[Space.NODE] = max(nodes.num_src, nodes.num_dst)
     ends_known = False
     if isinstance(graph, RelationalGraph):
@@ -63,12 +68,14 @@ class Matrices:
     A matrix sums the rows of a space into those that they read by a way; its transpose gathers.
 
     Attributes:
-        graph: The graph.
+        structure: The graph, or graphs.
+        graph: The graph, of several graphs all edges.
         parts: Its spaces.
     """
 
     def __init__(self, graph: Structure) -> None:
-        self.graph = graph
+        self.structure = graph
+        self.graph: Graph | RelationalGraph = graph.graph if isinstance(graph, Batch) else graph
         self.parts = parts_of(graph)
         self._cache: dict[tuple[Space, str], SparseMatrix] = {}
 
@@ -80,18 +87,31 @@ class Matrices:
         return self.graph if isinstance(self.graph, Graph) else self.graph.nodes
 
     @functools.cached_property
+    def graph_ids(self) -> Array:
+        """``(nodes,)``, the graph of each node; the number of graphs for padding."""
+        assert isinstance(self.structure, Batch)
+        ids, size = self.structure.graph_ids, self.parts.rows[Space.GRAPH]
+        return jnp.where(in_range(ids, size), ids, size)
+
+    @functools.cached_property
     def relational(self) -> RelationalMatrix:
         """All edges with their relations."""
         assert isinstance(self.graph, RelationalGraph)
         return self.graph.matrix(weighted=True)
 
-    def edges(self, source: str, dest: Space) -> SparseMatrix:
-        """Return the edges as a matrix.
+    def edges(self, source: str, dest: Space, way: str = "dst") -> SparseMatrix:
+        """Return the edges as a matrix, or the nodes of graphs.
 
         Args:
-            source: The columns: "src", "src_pair", or "" for the edges themselves.
-            dest: The rows: `Space.NODE` or `Space.DESTINATION_PAIR`.
+            source: The columns: "src", "src_pair", or "" for the edges themselves, or for nodes;
+                "dst" for rows of sources.
+            dest: The rows: `Space.NODE`, `Space.DESTINATION_PAIR` or `Space.GRAPH`.
+            way: The way to the rows: "dst", "src" or "graph".
         """
+        if way != "dst":
+            reverse = self.nodes.matrix(weighted=True).T
+            space = Space.EDGE if way == "src" else Space.NODE
+            return reverse if source else self.matrix(space, way)
         if dest is Space.NODE:
             if source == "src":
                 return self.nodes.matrix(weighted=True)
@@ -131,6 +151,8 @@ class Matrices:
             if way == "src_pair":
                 return end_matrices(_present(self.relational.from_pairs))[1]
             return end_matrices(_present(self.relational.to_pairs))[0]
+        if space is Space.NODE:
+            return segments(self.graph_ids, self.parts.rows[Space.GRAPH])
         if space is Space.RELATION:
             assert isinstance(self.graph, RelationalGraph) and self.graph.relation_ends
             side = way == "dst_type"
@@ -169,6 +191,10 @@ class Matrices:
         """Return what the rows of a space read of an array by a way; zeros for padding."""
         if way == "type":
             return self._gather(x, self.types(side))
+        if way == "graph":  # padding reads the first graph: functions of zeros may be infinite
+            is_node = row_wise(self.graph_ids < x.shape[0], x)
+            first = jax.lax.stop_gradient(x[:1])
+            return jnp.where(is_node, self._gather(x, self.matrix(space, way)), first)
         if way in ("src_type", "dst_type") and space is not Space.RELATION:
             if self.parts.ends_known:
                 of_relations = self.gather(x, Space.RELATION, way)
@@ -208,22 +234,27 @@ class Matrices:
     def _is_read(self, space: Space, way: str) -> Array:
         """Return ``(rows,)``, which nodes, relations or types edges read by a way."""
         if space is Space.NODE:
-            pointers = self.nodes.t_indptr if way == "src" else self.nodes.indptr
-            return _mask(jnp.diff(pointers) > 0)
+            return self.degrees(jnp.int32, way) > 0
         if space is Space.RELATION:
             for pairs in (self.relational.pair_src, self.relational.pair_dst):
                 if pairs is not None:  # which have an edge each
                     return _mask(pairs.sizes > 0)
             valid = in_range(self.nodes.rows, self.parts.num_dst).astype(jnp.float32)
             return _any(valid, self.matrix(Space.EDGE, "relation"))
+        if space is Space.GRAPH:
+            return self.degrees(jnp.int32, way) > 0
         if way == "type":
             return jnp.asarray(self.graph.node_type_sizes) > 0  # type: ignore[union-attr]
         side = "src" if way == "src_type" else "dst"
         return _any(self._is_read(Space.NODE, side).astype(jnp.float32), self.types(side))
 
-    def degrees(self, dtype: DTypeLike) -> Array:
-        """Return ``(destinations,)``, the number of edges into each."""
-        return jnp.diff(self.nodes.indptr).astype(dtype)
+    def degrees(self, dtype: DTypeLike, way: str = "dst") -> Array:
+        """Return ``(rows,)``, the number of rows that are reduced into each by a way."""
+        if way == "graph":
+            assert isinstance(self.structure, Batch)
+            return self.structure.num_nodes.astype(dtype)
+        pointers = self.nodes.indptr if way == "dst" else self.nodes.t_indptr
+        return jnp.diff(pointers).astype(dtype)
 
     def edge_ids(self, way: str) -> Array:
         """Return ``(edges,)``, the row that each edge reads by "src", "dst" or "relation"."""

@@ -114,7 +114,8 @@ def _pair(
     maxima = by_result.get(maximum)
     if maxima is None or maxima is sums or maxima.results != (maximum,) or uses[maximum] > 1:
         return None
-    if maximum.operands != (scores,) or (sums.columns, sums.rows) != (maxima.columns, maxima.rows):
+    ends = [(region.columns, region.rows, region.way) for region in (sums, maxima)]
+    if maximum.operands != (scores,) or ends[0] != ends[1]:
         return None
     others = [row for row in sums.input_rows if row is not shift]
     if maximum in topological_order(others):

@@ -159,10 +159,10 @@ Scores = SumScores | EdgeScores | DotScores | LeakyScores | TypedScores
 
 
 class Sum(NamedTuple):
-    """Weighted rows reduced at each destination, or its pair: ``spmm``, or attention.
+    """Weighted rows reduced at an end of edges, a pair or a graph: ``spmm``, or attention.
 
     Attributes:
-        value: The reduced rows, read from sources, their pairs, or by edge.
+        value: The reduced rows, read from the other end, its pairs, or by edge.
         weight: Weights of edges, or None.
         scores: Scores whose softmax is a further weight, or None.
         heads: Labels of weights.
@@ -170,6 +170,7 @@ class Sum(NamedTuple):
         after: Shared factors of the result.
         reduce: The reduction.
         dest: Space of the result.
+        way: The way from a reduced row to its result.
     """
 
     value: Factor
@@ -180,6 +181,13 @@ class Sum(NamedTuple):
     after: tuple[Factor, ...]
     reduce: str
     dest: Space
+    way: str = "dst"
+
+    @property
+    def source(self) -> tuple[Row, str]:
+        """The row that the kernel reads, and the way by which it gathers it, or "" if by edge."""
+        gathers = self.value.way in other_ends(self.way, self.dest)
+        return (self.value.base, self.value.way) if gathers else (self.value.row, "")
 
 
 class RGAT(NamedTuple):
@@ -227,10 +235,11 @@ class HGT(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A reduction of rows that are the same for all edges of a destination."""
+    """A reduction of rows that are the same for all that a row is reduced of."""
 
     row: Row
     reduce: str
+    way: str
 
 
 class PairSum(NamedTuple):
@@ -288,6 +297,8 @@ def width(labels: Labels, sizes: Mapping[int, int]) -> int:
     return math.prod(sizes[label] for label in labels)
 
 
-def is_read(value: Factor, dest: Space) -> bool:
-    """Whether a sum gathers a value itself, from sources or their pairs."""
-    return value.way == "src" or (value.way == "src_pair" and dest is Space.NODE)
+def other_ends(way: str, dest: Space) -> tuple[str, ...]:
+    """Return the ways by which kernels of reductions gather rows, from the other ends of edges."""
+    if way != "dst":
+        return ("dst",) if way == "src" else ()
+    return ("src", "src_pair") if dest is Space.NODE else ("src",)

@@ -54,15 +54,21 @@ def evaluate(
         inputs: The arguments and the arrays that the program closes over.
         sides: Sides of nodes' rows.
     """
-    num_dst, num_edges = matrices.parts.num_dst, matrices.parts.rows[Space.EDGE]
-    destinations = matrices.edge_ids("dst")
-    valid = destinations >= 0
-    ids = jnp.where(valid, destinations, num_dst)
+    rows = matrices.parts.rows
+    valid = matrices.edge_ids("dst") >= 0
     arrays: dict[Row, Array] = {}
 
-    def at_edges(row: Row) -> Array:
-        value = arrays[row]
-        return jnp.broadcast_to(value, (num_edges, *row.shape)) if row.is_shared else value
+    def reduced(row: Row, way: str) -> tuple[Array, Array, int]:
+        """Return what is reduced, into which row each goes, and the number of these."""
+        (operand,) = row.operands
+        if way == "graph":
+            ids, size, count = matrices.graph_ids, rows[Space.GRAPH], rows[Space.NODE]
+        else:
+            size, count = matrices.size(Space.NODE, way), rows[Space.EDGE]
+            ids = jnp.where(valid, matrices.edge_ids(way), size)
+        x = arrays[operand]
+        x = jnp.broadcast_to(x, (count, *operand.shape)) if operand.is_shared else x
+        return x, ids, size
 
     def gather(x: Array, ids: Array) -> Array:
         """Gather rows; padding, which comes last, reads what the first edge reads."""
@@ -74,32 +80,36 @@ def evaluate(
         x = arrays[row.operands[0]]
         if way == "type":
             return x[jnp.minimum(matrices.type_of_nodes(sides.of(row)), len(x) - 1)]
+        if way == "graph":
+            is_node = spread(matrices.graph_ids < len(x), x)
+            return jnp.where(is_node, gather(x, matrices.graph_ids), jax.lax.stop_gradient(x[:1]))
         if way.endswith("_type"):
             side = way.removesuffix("_type")
             types = jnp.minimum(matrices.type_of_nodes(side), len(x) - 1)
             return gather(x[types], matrices.edge_ids(side))
         return gather(x, matrices.edge_ids(way))
 
-    def push(row: Row, reduce: str) -> Array:
-        x = at_edges(row.operands[0])
+    def push(row: Row, reduce: str, way: str) -> Array:
+        x, ids, size = reduced(row, way)
         if reduce in ("max", "min"):
-            extreme: Array = getattr(jax.ops, f"segment_{reduce}")(x, ids, num_dst)
+            extreme: Array = getattr(jax.ops, f"segment_{reduce}")(x, ids, size)
             return extreme
-        total = jax.ops.segment_sum(x, ids, num_dst)
+        total = jax.ops.segment_sum(x, ids, size)
         if reduce == "sum":
             return total
-        counts = jax.ops.segment_sum(valid.astype(x.dtype), ids, num_dst)
+        counts = jax.ops.segment_sum(jnp.ones(len(x), x.dtype), ids, size)
         return total / jnp.maximum(spread(counts, total), 1)
 
-    def softmax(row: Row) -> Array:
-        x = at_edges(row.operands[0])
-        maxima = jax.ops.segment_max(jax.lax.stop_gradient(x), ids, num_dst)
+    def softmax(row: Row, way: str) -> Array:
+        x, ids, size = reduced(row, way)
+        maxima = jax.ops.segment_max(jax.lax.stop_gradient(x), ids, size)
         maxima = jnp.where(jnp.isfinite(maxima), maxima, 0)
-        exp = jnp.exp(x - maxima[jnp.minimum(ids, num_dst - 1)]) if num_dst else x
-        exp = jnp.where(spread(valid, x), exp, 0)
-        sums = jax.ops.segment_sum(exp, ids, num_dst)
+        is_reduced = spread(ids < size, x)
+        below = x - maxima[jnp.minimum(ids, size - 1)] if size else x
+        exp = jnp.where(is_reduced, jnp.exp(jnp.where(is_reduced, below, 0)), 0)
+        sums = jax.ops.segment_sum(exp, ids, size)
         sums = jnp.where(sums == 0, 1, sums)
-        return exp / sums[jnp.minimum(ids, num_dst - 1)] if num_dst else x
+        return exp / sums[jnp.minimum(ids, size - 1)] if size else x
 
     for row in topological_order(results):
         match row.op:
@@ -110,13 +120,13 @@ def evaluate(
             case Constant(value=number):
                 value = jnp.asarray(number)
             case Index():
-                value = jnp.arange(num_edges, dtype=row.dtype)
+                value = jnp.arange(rows[Space.EDGE], dtype=row.dtype)
             case Pull(way=way):
                 value = pull(row, way)
-            case Push(reduce=reduce):
-                value = push(row, reduce)
-            case Softmax():
-                value = softmax(row)
+            case Push(reduce=reduce, way=way):
+                value = push(row, reduce, way)
+            case Softmax(way=way):
+                value = softmax(row, way)
             case Apply():
                 operands = [arrays[operand] for operand in row.operands]
                 value = apply_to_rows(row, operands)[row.op.index]

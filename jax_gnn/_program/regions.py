@@ -1,6 +1,6 @@
 """Edge regions of programs: functions of edges that no op computes, up to reductions.
 
-A region contains rows of edges that its own rows and reductions into destinations read, so that
+A region contains rows of edges that its own rows and reductions into one end of edges read, so that
 none of them needs an array of all edges, but for those that others read, too: these it stores.
 """
 
@@ -27,7 +27,7 @@ from jax_gnn._program.backend import backend
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.match import Matcher
 from jax_gnn._program.matrices import Matrices
-from jax_gnn._program.patterns import Sum, is_read
+from jax_gnn._program.patterns import Sum
 from jax_gnn._program.region_rows import fits_region, is_number, linear_maps_of
 from jax_gnn._program.rows import (
     Apply,
@@ -77,16 +77,23 @@ class EdgeRegion:
     columns: Space = Space.NODE
     rows: Space = Space.NODE
 
+    @property
+    def way(self) -> str:
+        """The end of edges that are the rows: "src" if the reductions are along reverse edges."""
+        return self.pushes[0].op.way if self.pushes else "dst"  # type: ignore[union-attr]
+
     @functools.cached_property
     def _operands(self) -> dict[Row, tuple[Row, Access]]:
         """For each operand outside of the region, the row whose array is read, and the access."""
         members, ends = set(self.members), dict[tuple[Row, Space, str], Row]()
         operands: dict[Row, tuple[Row, Access]] = {}
         ways: dict[str, tuple[Access, Space, str]] = {}
+        access: Access = "row" if self.way == "src" else "col"
         for way, inner in _COLUMN_WAYS[self.columns].items():
-            ways[way] = "col", self.columns, inner
+            ways[way] = access, self.columns, inner
+        access = "col" if self.way == "src" else "row"
         for way, inner in _ROW_WAYS[self.rows].items():
-            ways[way] = "row", self.rows, inner
+            ways[way] = access, self.rows, inner
         # A region reads rows at their home: a pull becomes an access of the walk, so that no
         # gathered rows are in memory. All other operands are read as rows of edges.
         for row in dict.fromkeys(x for member in self.members for x in member.operands):
@@ -128,7 +135,8 @@ class EdgeRegion:
     def reads_pairs(self) -> bool:
         """Whether edges read what their (source, relation) pair has, and their source does not."""
         ways = _COLUMN_WAYS[Space.SOURCE_PAIR].keys() - _COLUMN_WAYS[Space.NODE].keys()
-        return any(isinstance(row.op, Pull) and row.op.way in ways for row in self._operands)
+        reads = any(isinstance(row.op, Pull) and row.op.way in ways for row in self._operands)
+        return reads and self.way == "dst"
 
     @property
     def results(self) -> tuple[Row, ...]:
@@ -187,6 +195,8 @@ class EdgeRegion:
 
     def matrix(self, matrices: Matrices) -> SparseMatrix:
         """Return the edges as a matrix from the columns to the rows."""
+        if self.way == "src":
+            return matrices.edges("dst", self.rows, "src")
         return matrices.edges("src" if self.columns is Space.NODE else "src_pair", self.rows)
 
     @functools.cached_property
@@ -224,12 +234,12 @@ class EdgeRegion:
         matrices = lowering.matrices
         arrays = [lowering.as_passed(row) for row in self.input_rows]  # padding is not read
         if self.share_dtype:
-            arrays.append(1 / jnp.maximum(matrices.degrees(self.share_dtype), 1))
+            arrays.append(1 / jnp.maximum(matrices.degrees(self.share_dtype, self.way), 1))
         matrix = self.matrix(matrices)
         results = edge_region(self.function, arrays, self.accesses, self.outputs, matrix)
         for i, push in enumerate(self.pushes):
             if _is_mean(push) and not self.share_dtype:
-                counts = jnp.maximum(matrices.degrees(results[i].dtype), 1)
+                counts = jnp.maximum(matrices.degrees(results[i].dtype, self.way), 1)
                 results[i] = results[i] / counts.reshape(-1, *[1] * len(push.shape))
         return results
 
@@ -366,8 +376,11 @@ class Candidates:
         # Groups of equal depth have disjoint members: a result joins all groups whose members it
         # shares. Different depths mean that one result may need another, which one walk over the
         # edges cannot give. Rows that a group stores are no members of later ones, but read.
-        for level in sorted({depth[row] for row in sinks if isinstance(row.op, Push)}):
-            pushes = [x for x in sinks if isinstance(x.op, Push) and depth[x] == level]
+        # A walk has one end of the edges as its rows. The walk by sources comes after.
+        walks = {(depth[row], row.op.way) for row in sinks if isinstance(row.op, Push)}
+        for level, way in sorted(walks):
+            ends = Push, level, way
+            pushes = [x for x in sinks if (type(x.op), depth[x], getattr(x.op, "way", "")) == ends]
             tops = {push: push.operands[0] for push in pushes if push.operands[0] in members}
             for row in (x for x in sinks if x in members and depth[x] < level):
                 if depth[row] + 1 == level or inside.issuperset(self._readers[row]):
@@ -395,7 +408,7 @@ class Candidates:
         """Whether ``spmm`` takes a sum of rows, with weights much smaller than its values."""
         pattern = self._matcher(push)
         assert isinstance(pattern, Sum)
-        if not is_read(pattern.value, pattern.dest):
+        if not pattern.source[1]:
             return False
         return pattern.weight is None or pattern.weight.size * 4 <= push.size
 
@@ -441,7 +454,7 @@ def choose_regions(
 
 
 def _is_reduction(row: Row, matcher: Matcher) -> bool:
-    """Whether a row is a plain reduction of edges into nodes."""
+    """Whether a row is a plain reduction of edges into nodes, of either end."""
     if not isinstance(row.op, Push) or row.space is not Space.NODE:
         return False
     pattern = matcher(row)

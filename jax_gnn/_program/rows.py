@@ -68,14 +68,22 @@ class Pull:
 
 @dataclass(frozen=True)
 class Push:
-    """A reduction of edges into nodes: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``."""
+    """A reduction of edges into nodes, or of nodes into graphs.
+
+    Attributes:
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        way: The way from a row to what it is reduced into: ``"dst"``, ``"src"`` or ``"graph"``.
+    """
 
     reduce: str
+    way: str = "dst"
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """The softmax over the edges into each destination."""
+    """The softmax over what a `Push` reduces into one row, by the way "dst" or "graph"."""
+
+    way: str = "dst"
 
 
 @dataclass(frozen=True)
@@ -229,7 +237,7 @@ MAX_CONSTANT = 1 << 16
 """Largest number of elements of a constant that is evaluated while a program is traced."""
 
 REACHED = "reached"
-"""Name of the function that zeroes the rows of nodes without edges."""
+"""Name of the function that zeroes rows that nothing is reduced into."""
 
 
 SOFTMAX_SHIFT = "softmax_shift"
@@ -238,9 +246,9 @@ SOFTMAX_EXP = "softmax_exp"
 """Name of the function of scores and shifts."""
 
 
-def reached(row: Row) -> Row:
-    """Return a row of nodes, zero where a node has no edges."""
-    op = Apply(REACHED, lambda x: [x], key=REACHED)
+def reached(row: Row, way: str) -> Row:
+    """Return a row, zero where a `Push` by this way reduces nothing into it."""
+    op = Apply(REACHED, lambda x: [x], key=(REACHED, way))
     return Row(op, (row,), row.space, row.shape, row.dtype, row.line)
 
 
@@ -337,8 +345,9 @@ def _(op: Constant) -> str:
 
 
 @title.register
-def _(op: Push) -> str:
-    return op.reduce
+def _(op: Push | Softmax) -> str:
+    name = op.reduce if isinstance(op, Push) else "softmax"
+    return name if op.way == "dst" else f"{name} by {op.way}"
 
 
 @title.register

@@ -11,8 +11,9 @@ from jax_gnn._program.spaces import Space
 class Sides:
     """The side of each row of nodes: "src" or "dst".
 
-    Rows that ``g.src`` reads are of sources. Rows that ``g.dst`` reads, and reductions, are of
-    destinations. Rows that are combined have the same side.
+    Rows that ``g.src`` reads, and reductions along reverse edges, are of sources. Rows that
+    ``g.dst`` reads, and other reductions, are of destinations. Rows that are combined have the same
+    side.
     """
 
     def __init__(self, results: Sequence[Row], name: str = "", *, bipartite: bool = False) -> None:
@@ -38,7 +39,7 @@ class Sides:
         for row in rows:
             sides = {}
             if isinstance(row.op, Push) and row.space is Space.NODE:
-                sides[row] = "dst"
+                sides[row] = row.op.way
             if isinstance(row.op, Pull) and row.op.way in ("src", "dst"):
                 sides[row.operands[0]] = row.op.way
             for node_row, side in sides.items():
@@ -47,7 +48,7 @@ class Sides:
                     what = node_row.op.name if is_input else node_row.line or "a row"  # type: ignore[union-attr]
                     raise ValueError(
                         f"program {name}: {what} would be of sources and of destinations, which "
-                        f"are apart in a bipartite graph: {row.line} reads it as the other"
+                        f"are apart in a bipartite graph: {row.line} takes it as the other"
                     )
 
     def of(self, row: Row) -> str:

@@ -23,6 +23,7 @@ class Space(enum.Enum):
     """The set that an array has a row for."""
 
     SHARED = "shared"
+    GRAPH = "graph"
     TYPE = "node type"
     RELATION = "relation"
     NODE = "node"
@@ -36,9 +37,10 @@ _RELATION_OF_PAIR = {"relation": Space.RELATION, **_TYPES}
 
 READS: dict[Space, dict[str, Space]] = {
     Space.SHARED: {},
+    Space.GRAPH: {},
     Space.TYPE: {},
     Space.RELATION: _TYPES,
-    Space.NODE: {"type": Space.TYPE},
+    Space.NODE: {"type": Space.TYPE, "graph": Space.GRAPH},
     Space.SOURCE_PAIR: {"src": Space.NODE, **_RELATION_OF_PAIR},
     Space.DESTINATION_PAIR: {"dst": Space.NODE, **_RELATION_OF_PAIR},
     Space.EDGE: {
@@ -75,8 +77,9 @@ _SAME_IN_PAIR = {"relation": "relation", **_SAME_TYPES}
 
 HOMES: dict[Space, tuple[Home, ...]] = {
     Space.SHARED: (),
+    Space.GRAPH: (),
     Space.TYPE: (),
-    Space.NODE: (Home(Space.TYPE, "type", {"type": ""}),),
+    Space.NODE: tuple(Home(READS[Space.NODE][way], way, {way: ""}) for way in READS[Space.NODE]),
     Space.RELATION: _TYPE_HOMES,
     Space.SOURCE_PAIR: (*_TYPE_HOMES, _RELATION_HOME, _SOURCE_HOME),
     Space.DESTINATION_PAIR: (*_TYPE_HOMES, _RELATION_HOME, _DESTINATION_HOME),

@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad, batching
 
+from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ids import is_traced
 from jax_gnn._ops.edge_region.region import is_constant
 from jax_gnn._program.rows import (
@@ -52,11 +53,15 @@ Relation = Annotated[Array, Space.RELATION]
 NodeType = Annotated[Array, Space.TYPE]
 """A program's argument that has a row for each type of nodes."""
 
+Global = Annotated[Array, Space.GRAPH]
+"""A program's argument that has a row for each graph of a batch."""
+
 _ANNOTATIONS = {
     "Node": Space.NODE,
     "Edge": Space.EDGE,
     "Relation": Space.RELATION,
     "NodeType": Space.TYPE,
+    "Global": Space.GRAPH,
 }
 _ANNOTATION_OF = {space: name for name, space in _ANNOTATIONS.items()}
 
@@ -98,10 +103,10 @@ _EDGE_PRIMITIVES = {_pull, _push, _softmax, _edge_key}
 
 _SUGGESTIONS = {
     "in_degree": "g.degree()",
-    "out_degree": "an argument of nodes, graph.out_degrees()",
+    "out_degree": "g.reverse.degree()",
+    "readout": "g.graph.sum",
     "count": "g.degree()",
     "prod": "jax_gnn.segment_prod outside of the program, or jnp.exp(g.sum(jnp.log(m))) if m > 0",
-    "reverse": "a second program, called with graph.transpose(), whose edges are the reverse ones",
     "edge": "the argument itself, annotated as Edge",
     "add": "g.sum",
     "amax": "g.max",
@@ -113,25 +118,126 @@ MAX_STEPS = 64
 """Largest number of steps of a loop that is unrolled, as it holds a ``g.…``."""
 
 
-class EdgeView:
-    """One edge, as a program sees it: the program's first argument, called ``g``.
+class _View:
+    """Reductions of rows into one, of edges into a node or of nodes into a graph.
 
     Arguments and results of all methods are rows, or pytrees of rows.
     """
 
+    _name: str
+    _way: str
+
     def __getattr__(self, name: str) -> Any:
         """Raise an error that lists the methods, and suggests a replacement."""
-        methods = ", ".join(f"g.{method}" for method in vars(EdgeView) if method[0] != "_")
+        names = dict.fromkeys(name for kind in type(self).__mro__[:-1] for name in vars(kind))
+        methods = ", ".join(f"{self._name}.{method}" for method in names if method[0] != "_")
         hint = f": write {_SUGGESTIONS[name]}" if name in _SUGGESTIONS else ""
-        raise AttributeError(f"a program's g has no {name}{hint}; it has {methods}")
+        raise AttributeError(f"a program's {self._name} has no {name}{hint}; it has {methods}")
+
+    def sum(self, row: object) -> Any:
+        """Sum over the edges into each node, as a row of nodes; 0 without edges."""
+        return _bind(_push, row, reduce="sum", way=self._way)
+
+    def mean(self, row: object) -> Any:
+        """Average over the edges into each node; 0 without edges."""
+        return _bind(_push, row, reduce="mean", way=self._way)
+
+    def max(self, row: object) -> Any:
+        """Take the maximum over the edges into each node; -inf without edges."""
+        return _bind(_push, row, reduce="max", way=self._way)
+
+    def min(self, row: object) -> Any:
+        """Take the minimum over the edges into each node; inf without edges."""
+        return _bind(_push, row, reduce="min", way=self._way)
+
+    def var(self, row: object) -> Any:
+        """Return the variance over the edges into each node; 0 without edges."""
+        return jax.tree.map(lambda m: self.mean((m - self._read(self.mean(m))) ** 2), row)
+
+    def std(self, row: object) -> Any:
+        """Return the root of the variance; where it is 0, so is its gradient."""
+
+        def root(v: Array) -> Array:
+            return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
+
+        return jax.tree.map(root, self.var(row))
+
+    def logsumexp(self, row: object) -> Any:
+        """Return the logarithm of the sum of exponentials over edges; -inf without edges."""
+
+        def reduced(s: Array) -> Array:
+            top, exponentials = self._exponentials(s)
+            return jnp.log(self.sum(exponentials)) + top
+
+        return jax.tree.map(reduced, row)
+
+    def softmax(self, row: object) -> Any:
+        """Return the softmax over the edges into each node, elementwise: a row of edges."""
+        if self._way != "src":
+            return _bind(_softmax, row, way=self._way)
+
+        def shares(s: Array) -> Array:
+            s = jnp.asarray(s)
+            _, exponentials = self._exponentials(s.astype(accumulator_dtype(s.dtype)))
+            total = self.sum(exponentials)
+            y: Array = exponentials / self._read(jnp.where(total == 0, 1, total))
+            return y.astype(s.dtype)
+
+        return jax.tree.map(shares, row)
+
+    def _exponentials(self, s: Array) -> tuple[Array, Array]:
+        """Return the maxima, 0 where these are infinite, and exponentials above them."""
+        top = jax.lax.stop_gradient(self.max(s))
+        top = jnp.where(jnp.isfinite(top), top, 0)
+        below: Array = s - self._read(top)
+        if self._way == "graph":  # padding nodes read the first graph, whose maximum may be less
+            below = jnp.where(below > 0, 0, below)
+        return top, jnp.exp(below)
+
+    def _read(self, row: object) -> Any:
+        """Return the row that a row is reduced into."""
+        return _bind(_pull, row, way=self._way)
+
+
+class GraphView(_View):
+    """The graph of a node, in a batch of graphs: ``g.graph`` of a program's ``g``.
+
+    ``g.graph(u)`` reads a row of graphs at nodes. Reductions are over the nodes of each graph, and
+    the softmax is a row of nodes.
+    """
+
+    _name, _way = "g.graph", "graph"
+
+    def __call__(self, row: object) -> Any:
+        """Return the row of a node's graph, as a row of nodes."""
+        return self._read(row)
+
+
+class EdgeView(_View):
+    """One edge, as a program sees it: the program's first argument, called ``g``.
+
+    Attributes:
+        graph: The graph of a node, a `GraphView`.
+    """
+
+    graph = GraphView()
+
+    def __init__(self, is_reverse: bool = False) -> None:
+        self._name = "g.reverse" if is_reverse else "g"
+        self._source, self._way = ("dst", "src") if is_reverse else ("src", "dst")
+
+    @property
+    def reverse(self) -> EdgeView:
+        """The reverse edge, from the edge's destination to its source, with the same methods."""
+        return EdgeView(self._way == "dst")
 
     def src(self, row: object) -> Any:
         """Return the row of the edge's source, of a row of nodes."""
-        return _bind(_pull, row, way="src")
+        return _bind(_pull, row, way=self._source)
 
     def dst(self, row: object) -> Any:
         """Return the row of the edge's destination, of a row of nodes."""
-        return _bind(_pull, row, way="dst")
+        return self._read(row)
 
     def relation(self, row: object) -> Any:
         """Return the row of the edge's relation, of a row of relations."""
@@ -149,47 +255,9 @@ class EdgeView:
         """Return the row of the type of the edge's destination."""
         return self.dst(self.node_type(row))
 
-    def sum(self, row: object) -> Any:
-        """Sum over the edges into each node, as a row of nodes; 0 without edges."""
-        return _bind(_push, row, reduce="sum")
-
-    def mean(self, row: object) -> Any:
-        """Average over the edges into each node; 0 without edges."""
-        return _bind(_push, row, reduce="mean")
-
-    def max(self, row: object) -> Any:
-        """Take the maximum over the edges into each node; -inf without edges."""
-        return _bind(_push, row, reduce="max")
-
-    def min(self, row: object) -> Any:
-        """Take the minimum over the edges into each node; inf without edges."""
-        return _bind(_push, row, reduce="min")
-
     def degree(self) -> Any:
         """Return the number of edges into each node, a float."""
         return self.sum(1.0)
-
-    def var(self, row: object) -> Any:
-        """Return the variance over the edges into each node; 0 without edges."""
-        return jax.tree.map(lambda m: self.mean((m - self.dst(self.mean(m))) ** 2), row)
-
-    def std(self, row: object) -> Any:
-        """Return the root of the variance; where it is 0, so is its gradient."""
-
-        def root(v: Array) -> Array:
-            return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
-
-        return jax.tree.map(root, self.var(row))
-
-    def logsumexp(self, row: object) -> Any:
-        """Return the logarithm of the sum of exponentials over edges; -inf without edges."""
-
-        def reduced(s: Array) -> Array:
-            top = jax.lax.stop_gradient(self.max(s))
-            top = jnp.where(jnp.isfinite(top), top, 0)
-            return jnp.log(self.sum(jnp.exp(s - self.dst(top)))) + top
-
-        return jax.tree.map(reduced, row)
 
     def key(self, key: Any) -> Any:
         """Return a random key of the edge, from a shared key and the index of the edge.
@@ -199,10 +267,6 @@ class EdgeView:
         key = jnp.asarray(key)
         is_key = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         return _edge_key.bind(key if is_key else jax.random.wrap_key_data(key))
-
-    def softmax(self, row: object) -> Any:
-        """Return the softmax over the edges into each node, elementwise: a row of edges."""
-        return _bind(_softmax, row)
 
 
 def _bind(primitive: jex.Primitive, rows: object, **params: object) -> Any:
@@ -492,7 +556,7 @@ class _Walk:
         if eqn.primitive is _edge_key:
             return [self._edge_key(operands[0], line)]
         if eqn.primitive in (_push, _softmax):
-            return [self._reduce(operands[0], eqn.params.get("reduce"), line)]
+            return [self._reduce(operands[0], line, **eqn.params)]
         if eqn.primitive.name in ("pvary", "pcast"):  # `apply_to_rows` aligns axes itself
             return operands
         inner = _inlined(eqn)
@@ -532,6 +596,7 @@ class _Walk:
             "dst": ("g.dst", Space.NODE, Space.EDGE),
             "relation": ("g.relation", Space.RELATION, Space.EDGE),
             "type": ("g.node_type", Space.TYPE, Space.NODE),
+            "graph": ("g.graph", Space.GRAPH, Space.NODE),
         }[way]
         if row.space is not source:
             hint = ""
@@ -556,26 +621,33 @@ class _Walk:
         index = Row(Index(), (), Space.EDGE, (), np.dtype(np.uint32), line)
         return replace(apply("fold_in", _fold_in, row, index), line=line)
 
-    def _reduce(self, row: Row, reduce: str | None, line: str) -> Row:
-        """Return a reduction over edges, or the softmax if `reduce` is None."""
-        method = f"program {self.name}, {line}: g.{reduce or 'softmax'}"
-        if row.space not in (Space.EDGE, Space.SHARED):
+    def _reduce(self, row: Row, line: str, way: str, reduce: str | None = None) -> Row:
+        """Return a reduction over edges or nodes, or the softmax if `reduce` is None."""
+        view = {"dst": "g", "src": "g.reverse", "graph": "g.graph"}[way]
+        method = f"program {self.name}, {line}: {view}.{reduce or 'softmax'}"
+        of, to = (Space.NODE, Space.GRAPH) if way == "graph" else (Space.EDGE, Space.NODE)
+        if row.space not in (of, Space.SHARED):
+            first = (
+                "sum it by g.sum" if row.space is Space.EDGE else f"read it by {self._reader(row)}"
+            )
             raise ValueError(
-                f"{method} takes a row of each edge, "
-                f"got {_described(row)}; read it by g.{self._reader(row)} first"
+                f"{method} takes a row of each {of.value}, got {_described(row)}; {first} first"
             )
         if not (jnp.issubdtype(row.dtype, np.floating) or reduce in ("sum", "max", "min")):
             raise TypeError(f"{method} takes floating-point numbers, got {row.dtype}")
         if row.dtype == bool:
             raise TypeError(f"{method} takes numbers, got bool")
-        op = Softmax() if reduce is None else Push(reduce)
-        space = Space.EDGE if reduce is None else Space.NODE
-        return Row(op, (row,), space, row.shape, row.dtype, line)
+        op = Softmax(way) if reduce is None else Push(reduce, way)
+        return Row(op, (row,), of if reduce is None else to, row.shape, row.dtype, line)
 
     @staticmethod
     def _reader(row: Row) -> str:
-        ways = {Space.RELATION: "relation", Space.TYPE: "src_type or g.dst_type"}
-        return ways.get(row.space, "src or g.dst")
+        ways = {
+            Space.RELATION: "g.relation",
+            Space.TYPE: "g.src_type or g.dst_type",
+            Space.GRAPH: "g.graph",
+        }
+        return ways.get(row.space, "g.src or g.dst")
 
     def _apply(
         self, eqn: jex.JaxprEqn, operands: Sequence[Row], line: str, jaxpr: jex.Jaxpr
@@ -583,8 +655,9 @@ class _Walk:
         """Return the results of a function of rows of one space."""
         spaces = {operand.space for operand in _varying(operands)}
         if len(spaces) > 1:
-            outside = [row for row in operands if row.space not in (Space.EDGE, Space.SHARED)]
-            reads = " and ".join(f"{_described(row)}, by g.{self._reader(row)}" for row in outside)
+            inner = next(space for space in (Space.EDGE, Space.NODE, Space.TYPE) if space in spaces)
+            outside = [row for row in _varying(operands) if row.space is not inner]
+            reads = " and ".join(f"{_described(row)}, by {self._reader(row)}" for row in outside)
             raise ValueError(
                 f"program {self.name}, {line}: {eqn.primitive.name} combines rows of different "
                 f"spaces, {' and '.join(map(_described, _varying(operands)))}: read {reads}"

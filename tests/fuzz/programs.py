@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -134,6 +135,7 @@ COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "where": lambda a, b: jnp.where(a > b + _number(b, 0.123), a, 2 * b),
 }
 REDUCED = "sum", "sum", "sum", "mean", "max", "min", "softmax"
+REDUCED += "reverse.sum", "reverse.max", "reverse.softmax"
 
 
 class Step(NamedTuple):
@@ -284,11 +286,11 @@ class Writer:
         if row is None:
             return
         name = REDUCED[self.rng.integers(len(REDUCED))]
-        space = Space.EDGE if name == "softmax" else Space.NODE
+        space = Space.EDGE if "softmax" in name else Space.NODE
 
         def function(g, x):
-            y = getattr(g, name)(x)  # infinite without edges
-            return jnp.where(jnp.isfinite(y), y, 0) if name in ("max", "min") else y
+            y = operator.attrgetter(name)(g)(x)  # infinite without edges
+            return jnp.where(jnp.isfinite(y), y, 0) if name[-3:] in ("max", "min") else y
 
         self.add(f"g.{name}", [row], function, Kind(space, self.kinds[row].shape))
 

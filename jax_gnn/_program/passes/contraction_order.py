@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.match import Matcher, at_home
 from jax_gnn._program.normal import absorb, folded, may_reorder, settle
-from jax_gnn._program.patterns import Einsum, Factor, factors_of
+from jax_gnn._program.patterns import Einsum, Factor, factors_of, other_ends
 from jax_gnn._program.rows import (
     Apply,
     Contract,
@@ -122,7 +122,7 @@ class _Search:
         self._scores = {
             row.operands[0]
             for row in self.uses
-            if isinstance(row.op, Softmax) and self.uses[row] == self.uses[row.operands[0]] == 1
+            if row.op == Softmax() and self.uses[row] == self.uses[row.operands[0]] == 1
         }
 
     def _inner_products(self) -> set[Row]:
@@ -303,12 +303,14 @@ class _Search:
         return Costs(Matcher(uses, self.parts, self.compact)).total([row])
 
     def _sums(self, push: Row, product: Row) -> Iterator[Row]:
-        """Yield the ways to sum a product over edges."""
+        """Yield the ways to sum a product over edges, or over the nodes of graphs."""
+        assert isinstance(push.op, Push)
+        way = push.op.way
         factors, out = self._sorted_factors(product)
         yield from self._sum(push, factors, out, product)
-        # Factors that all edges into a destination share may follow the sum: it then adds
+        # Factors that all edges of an end, or nodes of a graph, share may follow the sum: it adds
         # fewer or narrower rows, and the product has one row per node in place of one per edge.
-        shared = [i for i, f in enumerate(factors) if f.row.is_shared or f.way == "dst"]
+        shared = [i for i, f in enumerate(factors) if f.row.is_shared or f.way == way]
         for chosen in _subsets(shared):
             after = [factors[i] for i in chosen]
             inside = [factor for i, factor in enumerate(factors) if i not in chosen]
@@ -317,8 +319,8 @@ class _Search:
             if chosen:
                 labels = _labels_through(inside, after, out)
                 for summed in self._sum(push, inside, labels, product):
-                    yield self._multiply(Factor(summed, labels), after, out, product)
-            if self.compact and Space.DESTINATION_PAIR in self.parts.rows:
+                    yield self._multiply(Factor(summed, labels), after, out, product, way)
+            if way == "dst" and self.compact and Space.DESTINATION_PAIR in self.parts.rows:
                 # Weights of relations may follow a sum over the edges of one relation: pairs of a
                 # destination and a relation are often far fewer than edges.
                 yield from self._sums_by_pairs(push, inside, after, out, product)
@@ -350,17 +352,24 @@ class _Search:
                 total = Row(op, (pairs,), Space.NODE, pairs.shape, push.dtype, push.line)
                 yield self._multiply(Factor(total, node_labels), after, out, like)
 
-    def _multiply(self, summed: Factor, others: Sequence[Factor], out: Labels, like: Row) -> Row:
-        """Return a sum times factors of its space."""
+    def _multiply(
+        self,
+        summed: Factor,
+        others: Sequence[Factor],
+        out: Labels,
+        like: Row,
+        way: str = "dst",
+    ) -> Row:
+        """Return a sum by a way times factors of its space."""
         if not others and summed.labels == out:
             return summed.row
-        is_node = summed.row.space is Space.NODE
-        moved = [Factor(f.base if is_node else f.row, f.labels) for f in others]
+        is_pair = summed.row.space is Space.DESTINATION_PAIR
+        moved = [Factor(f.row if is_pair else f.base, f.labels) for f in others]
         product = _product([summed, *moved], out, like)
         if len(moved) > 1:
             factors, _ = factors_of(product)
             product = self._tree(factors, out, product).row
-        return reached(product) if is_node else product  # 0 edges times infinity is 0
+        return product if is_pair else reached(product, way)  # 0 edges times infinity is 0
 
     def _sum(
         self,
@@ -368,18 +377,21 @@ class _Search:
         factors: Sequence[Factor],
         out: Labels,
         like: Row,
-        space: Space = Space.NODE,
+        space: Space | None = None,
     ) -> Iterator[Row]:
         """Yield a sum of a product: of all factors, and of a value that is multiplied first."""
+        assert isinstance(push.op, Push)
+        op, target = push.op, space or push.space
+        gathered = other_ends(op.way, Space.NODE)
 
         def push_product(factors: Sequence[Factor]) -> Row:
             product = settle(_product(factors, out, like))
-            return Row(Push("sum"), (product,), space, product.shape, push.dtype, push.line)
+            return Row(op, (product,), target, product.shape, push.dtype, push.line)
 
         yield push_product(factors)
         # Kernels of sums take a weight for each head and a value for each feature. The value is
         # multiplied first, and weights stay apart so that the kernel applies them.
-        weights = [factor for factor in factors if _is_weight(factor, factors, out)]
+        weights = [factor for factor in factors if _is_weight(factor, factors, out, gathered)]
         value = [factor for factor in factors if factor not in weights]
         if len(value) > 1:
             outside = set(out).union(*(factor.labels for factor in weights))
@@ -394,11 +406,13 @@ def _is_inner(a: Factor, b: Factor) -> bool:
     return not a.labels or not b.labels or bool(set(a.labels) & set(b.labels))
 
 
-def _is_weight(factor: Factor, factors: Sequence[Factor], out: Labels) -> bool:
-    """Whether a factor weights the value that others form."""
+def _is_weight(
+    factor: Factor, factors: Sequence[Factor], out: Labels, gathered: Sequence[str]
+) -> bool:
+    """Whether a factor weights the value that others form; those that are gathered do not."""
     if isinstance(factor.row.op, Softmax):
         return True
-    if factor.way in ("src", "src_pair"):
+    if factor.way in gathered:
         return False
     summed = {label for other in factors for label in other.labels} - set(out)
     return not set(factor.labels) & summed
