@@ -646,7 +646,7 @@ def test_all_public_functions_are_covered() -> None:
     containers |= {"HeteroGraph", "RelationalGraph", "RGATWeights", "HGTWeights", "host_arrays"}
     containers |= {"RelationMaps"}
     containers |= {"load", "save", "shared_library"}  # see test_predictor.py
-    programs = {"program", "Program", "Node", "Edge", "Relation", "NodeType"}  # test_program.py
+    programs = {"program", "Program", "Node", "Edge", "Relation", "NodeType", "Global"}
     containers |= programs | {"lift", "Lifted"}  # test_lift.py
     containers |= {"Batch", "batch", "batch_budget", "pack", "unbatch"}  # test_batches.py
     assert functions - containers <= CALLS.keys()

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import segments
-from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.ffi import Implementation, check_implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
@@ -100,6 +100,7 @@ def relational_aggregate(
             f"of x, got shape {rhs.shape}"
         )
     arguments.check_choice("method", method, ("auto", *get_args(Method)))
+    check_implementation(implementation)
     part = _NEEDS.get(method)
     if part is not None and getattr(graph, part) is None:
         raise ValueError(
