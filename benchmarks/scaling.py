@@ -144,7 +144,7 @@ def _layers(count: int, rounds: int, scale: float) -> Iterator[Row]:
         ids = rng.permutation(number * nodes)
         src, dst = ids[src.ravel()], ids[dst.ravel()]
         graph = _graph_of(src, dst, number * nodes)
-        parts = partition(graph, number)
+        parts = partition(graph, number) if number > 1 else None
         relation = rng.integers(0, RELATIONS, src.size)
         sizes: Any = {"num_nodes": number * nodes, "num_relations": RELATIONS}
         with host_arrays():

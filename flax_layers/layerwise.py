@@ -173,10 +173,11 @@ def _run_on_host(
         for i in range(len(chunks)):
             block = chunks.block(i)
             # Rows are gathered on the host, so that only these cross to the device.
-            operands = _chunk_rows(fetch_rows, jax.device_get(block), x, node_values, edge_values)
+            on_host = jax.device_get(block)
+            operands = _chunk_rows(fetch_rows, on_host, x, node_values, edge_values)
             rows = _compiled_layer(graphdef, number, state, block, *operands)
             y = np.empty((len(x), *rows.shape[1:]), rows.dtype) if y is None else y
-            _put_rows(y, block, rows)
+            _put_rows(y, on_host, rows)
         x = y
     return x
 

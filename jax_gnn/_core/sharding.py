@@ -57,10 +57,16 @@ class Piece:
             return cast(Array, jax.lax.psum_scatter(x, self.axes, tiled=True))
         return self.own(_REDUCE[how](x, self.axes), x.shape[0] // self.count)
 
+    @property
+    def whole(self) -> Piece:
+        """The piece whose reductions are not scattered."""
+        return replace(self, scatters=False)
+
     def own(self, x: Array, size: int) -> Array:
-        """Return the device's ``size`` rows of x, which has those of all devices."""
-        result: Array = jax.lax.dynamic_slice_in_dim(x, self.index * size, size)
-        return result
+        """Return the device's ``size`` rows of x, if what is reduced is scattered; else x."""
+        if not self.scatters:
+            return x
+        return jax.lax.dynamic_slice_in_dim(x, self.index * size, size)
 
 
 Pieces = Mapping[str, Piece]

@@ -6,7 +6,6 @@ that is a batch, and ``e`` the entries of another matrix, of which each device h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -53,15 +52,15 @@ def matrix_sharding(
         is_gather = transposed and (csr.rows is None or csr.cols is None)
         # A gather has no ids of rows, by which its transposed half could be sorted.
         words = _words(csr, runs and not is_gather)
-        follows: dict[str, str] = {}
-        for word, axis, factor in (("out", "rows", "o"), ("in", "cols", "i")):
-            is_follower = words[axis] == UNSPLIT and words["entries"] == "e"
-            words[word] = factor if is_follower else words[axis]
-            follows |= {factor: "e"} if is_follower else {}
+        # Rows and columns of results, which each device adds up, may follow the split of entries.
+        ends = {"rows": "o", "cols": "i"} if words["entries"] == "e" else {}
+        followers = {axis: factor for axis, factor in ends.items() if words[axis] == UNSPLIT}
+        result_words = words | followers
+        words["out"] = result_words["rows"]
         heads = attributes["heads"] if "heads" in attributes else _num_heads(named, operands)
         sizes = {"h": heads} | block_sizes(named.matrix)
 
-        def text(factors: str, shape: Sequence[int]) -> str:
+        def text(factors: str, shape: Sequence[int], words: Mapping[str, str] = words) -> str:
             axes = [words.get(word, word) for word in parse_axes(factors)]
             if "features" in axes:
                 at, count = axes.index("features"), len(shape) - len(axes) + 1
@@ -109,9 +108,11 @@ def matrix_sharding(
                     return split.joined(local_results, pieces, reduces)
             return split.joined(jax.tree.leaves(bind(arrays)), pieces, reduces)
 
-        shapes = [x.shape for x in result_avals]
-        of_results = [re.sub("^rows", "out", re.sub("^cols", "in", axes)) for axes in results]
-        split = Sharding(texts, list(map(text, of_results, shapes)), local, sizes, follows)
+        of_results = [
+            text(factors, x.shape, result_words)
+            for factors, x in zip(results, result_avals, strict=True)
+        ]
+        split = Sharding(texts, of_results, local, sizes, dict.fromkeys(followers.values(), "e"))
         return split
 
     return rule

@@ -192,27 +192,14 @@ class Program:
         """
         if isinstance(graph, EdgeView):  # of a program that calls this one
             return self._function(graph, *args, **kwargs)
-        if isinstance(graph, HeteroGraph):
-            return self._joined_by_type(self, graph, args, kwargs)
-        call = self._call(graph, args, kwargs)
-        plan, is_cached = self._plan(call)
-        inputs = [*call.arrays, *plan.traced.closed_over]
-        if is_cached and not is_traced(*jax.tree.leaves((call.graph, inputs))):
-            return plan.compiled(call.graph, inputs)
-        return plan.run(call.graph, inputs)
+        return self._joined(self._run, graph, args, kwargs)
 
     def reference(self, graph: ProgramGraph, *args: object, **kwargs: object) -> Any:
         """Run the program in plain JAX as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
 
         Used for debugging and tests. Arguments, results and errors are those of a call.
         """
-        if isinstance(graph, HeteroGraph):
-            return self._joined_by_type(self.reference, graph, args, kwargs)
-        call = self._call(graph, args, kwargs)
-        traced, sides = self._traced(call)
-        inputs = [*call.arrays, *traced.closed_over]
-        results = reference.evaluate(traced.results, Matrices(call.graph), inputs, sides)
-        return jax.tree.unflatten(traced.tree, results)
+        return self._joined(self._run_reference, graph, args, kwargs)
 
     def explain(self, graph: ProgramGraph, *args: object, **kwargs: object) -> str:
         """Return the rows of the program after each pass, and the ops that compute them.
@@ -263,15 +250,33 @@ class Program:
         texts = self._by_edge_type(run, graph, call)
         return "\n\n".join(f"{key}: {text}" for key, text in texts.items())
 
-    def _joined_by_type(self, run: Callable[..., Any], graph: HeteroGraph, *call: Any) -> Any:
-        """Return the results of a run for each edge type, joined by type."""
+    def _joined(self, run: Callable[..., Any], graph: ProgramGraph, *call: Any) -> Any:
+        """Return the results of a run, or those for each edge type joined by type."""
+        if not isinstance(graph, HeteroGraph):
+            args, kwargs = call
+            return run(graph, *args, **kwargs)[0]
         from jax_gnn._program.by_edge_type import joined_results
 
-        def rows(graph: Structure, *args: object, **kwargs: object) -> Sequence[Row]:
-            return self._plan(self._call(graph, args, kwargs))[0].traced.results
+        return joined_results(self._by_edge_type(run, graph, call))
 
-        results, of_types = (self._by_edge_type(x, graph, call) for x in (run, rows))
-        return joined_results(results, of_types)
+    def _run(self, graph: Structure, *args: object, **kwargs: object) -> tuple[Any, Sequence[Row]]:
+        """Return the results of a call, and their rows in the program, flattened."""
+        call = self._call(graph, args, kwargs)
+        plan, is_cached = self._plan(call)
+        inputs = [*call.arrays, *plan.traced.closed_over]
+        is_compiled = is_cached and not is_traced(*jax.tree.leaves((call.graph, inputs)))
+        run = plan.compiled if is_compiled else plan.run
+        return run(call.graph, inputs), plan.traced.results
+
+    def _run_reference(
+        self, graph: Structure, *args: object, **kwargs: object
+    ) -> tuple[Any, Sequence[Row]]:
+        """Return the results of `reference`, and their rows in the program, flattened."""
+        call = self._call(graph, args, kwargs)
+        traced, sides = self._traced(call)
+        inputs = [*call.arrays, *traced.closed_over]
+        results = reference.evaluate(traced.results, Matrices(call.graph), inputs, sides)
+        return jax.tree.unflatten(traced.tree, results), traced.results
 
     # --- Arguments -----------------------------------------------------------------------------
 

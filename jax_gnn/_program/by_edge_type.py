@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jax_gnn._program.rows import Row
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Space
 from jax_gnn.hetero import HeteroGraph
@@ -70,18 +71,17 @@ def _of_type(name: str, space: Space, value: Any, graph: HeteroGraph, key: EdgeT
     return value[part]
 
 
-def joined_results(results: Mapping[EdgeType, Any], rows: Mapping[EdgeType, Any]) -> Any:
+def joined_results(runs: Mapping[EdgeType, tuple[Any, Sequence[Row]]]) -> Any:
     """Return results by type: nodes' summed by type of nodes, others by edge type.
 
     Args:
-        results: The results of each edge type's run.
-        rows: Their rows in the program, flattened.
+        runs: The results of each edge type's run, and their rows in the program, flattened.
     """
-    tree = jax.tree.structure(next(iter(results.values())))
-    joined: list[dict[Any, Any]] = [{} for _ in next(iter(rows.values()))]
-    for key, result in results.items():
-        sides = Sides(rows[key])
-        for values, row, y in zip(joined, rows[key], jax.tree.leaves(result), strict=True):
+    first, first_rows = next(iter(runs.values()))
+    joined: list[dict[Any, Any]] = [{} for _ in first_rows]
+    for key, (result, rows) in runs.items():
+        sides = Sides(rows)
+        for values, row, y in zip(joined, rows, jax.tree.leaves(result), strict=True):
             part = key[_ENDS[sides.of(row)]] if row.space is Space.NODE else key
             values[part] = values[part] + y if part in values else y
-    return jax.tree.unflatten(tree, joined)
+    return jax.tree.unflatten(jax.tree.structure(first), joined)

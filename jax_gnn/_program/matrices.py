@@ -233,7 +233,7 @@ class Matrices:
 
     def _is_read(self, space: Space, way: str) -> Array:
         """Return ``(rows,)``, which nodes, relations or types edges read by a way."""
-        if space is Space.NODE:
+        if space in (Space.NODE, Space.GRAPH):
             return self.degrees(jnp.int32, way) > 0
         if space is Space.RELATION:
             for pairs in (self.relational.pair_src, self.relational.pair_dst):
@@ -241,8 +241,6 @@ class Matrices:
                     return _mask(pairs.sizes > 0)
             valid = in_range(self.nodes.rows, self.parts.num_dst).astype(jnp.float32)
             return _any(valid, self.matrix(Space.EDGE, "relation"))
-        if space is Space.GRAPH:
-            return self.degrees(jnp.int32, way) > 0
         if way == "type":
             return jnp.asarray(self.graph.node_type_sizes) > 0  # type: ignore[union-attr]
         side = "src" if way == "src_type" else "dst"

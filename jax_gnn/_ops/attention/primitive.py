@@ -447,19 +447,19 @@ def _across(bind: Bind, operands: Attended, piece: Piece) -> list[Array]:
     """
     y, stats, raw = bind(operands)
     lse = jnp.where(jnp.isinf(stats[..., 1]), -jnp.inf, stats[..., 0] + stats[..., 1])
-    whole = replace(piece, scatters=False)
-    top = whole.reduce(lse, "max")
+    top = piece.whole.reduce(lse, "max")
     top = jnp.where(jnp.isfinite(top), top, 0)
     share = jnp.exp(lse - top)
-    denominator = whole.reduce(share)
+    denominator = piece.whole.reduce(share)
     share /= jnp.where(denominator == 0, 1, denominator)
     by_head = y.reshape(*share.shape, y.shape[1] // share.shape[1])
     terms = by_head.astype(share.dtype) * share[..., None]
     log_sum = jnp.where(denominator == 0, jnp.inf, jnp.log(denominator))
-    raw = raw if raw.shape[0] else whole.reduce(raw)  # an empty array must not vary over devices
+    if not raw.shape[0]:
+        raw = piece.whole.reduce(raw)  # an empty array must not vary over devices
     y = piece.reduce(terms.reshape(y.shape)).astype(y.dtype)
     stats = jnp.stack([top, log_sum], -1)
-    return [y, piece.own(stats, y.shape[0]) if piece.scatters else stats, raw]
+    return [y, piece.own(stats, y.shape[0]), raw]
 
 
 def _vjp_sharding(residuals: Residuals, results: Sequence[Array], **attributes: Any) -> Sharding:

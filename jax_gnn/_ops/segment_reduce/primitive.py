@@ -379,8 +379,8 @@ def _reduce_across(bind: Bind, operands: Messages, piece: Piece) -> Array:
     result = _ACROSS[bind.attributes["reduce"]](_without_relu(bind), message, piece)
     if not _has_epilogue(operands, _relu(bind)):
         return result
-    if piece.scatters:  # own features are of the device's rows
-        operands = operands._replace(x=piece.own(operands.x, result.shape[0]))
+    # Own features are of the device's rows.
+    operands = operands._replace(x=piece.own(operands.x, result.shape[0]))
     return _with_epilogue(bind, result, operands)
 
 
@@ -396,11 +396,10 @@ def _mean_across(bind: Bind, message: Messages, piece: Piece) -> Array:
 
 def _logsumexp_across(bind: Bind, message: Messages, piece: Piece) -> Array:
     result = bind(message).astype(accumulator_dtype(message.x.dtype))
-    maximum = replace(piece, scatters=False).reduce(result, "max")
+    maximum = piece.whole.reduce(result, "max")
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
     sums = piece.reduce(jnp.exp(result - maximum))
-    maximum = piece.own(maximum, sums.shape[0]) if piece.scatters else maximum
-    return (jnp.log(sums) + maximum).astype(message.x.dtype)
+    return (jnp.log(sums) + piece.own(maximum, sums.shape[0])).astype(message.x.dtype)
 
 
 # The reductions whose results over runs of entries can be combined.
