@@ -61,13 +61,13 @@ another one there. On a CPU products rounded to TF32 gave errors up to 0.03, bfl
 
 
 @once
-def _rows(role: str, num_rows: int, shape: tuple[int, ...], dtype: str) -> Repeated:
+def draw_rows(role: str, num_rows: int, shape: tuple[int, ...], dtype: str) -> Repeated:
     """Draw rows of nodes or edges; equal calls share one array, which is on the device once."""
     x = features(role, num_rows, int(np.prod(shape, dtype=int)), dtype)
     return Repeated(x.pool.reshape(-1, *shape), num_rows)
 
 
-def _parameter(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def draw_parameter(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Draw a matrix that keeps the scale of features, or a vector."""
     rng = np.random.default_rng([*name.encode(), *shape])
     scale = shape[0] ** -0.5 if len(shape) > 1 else 1.0
@@ -88,9 +88,9 @@ def inputs_of(graph: PlainGraph, case: Case) -> tuple[dict[str, Any], dict[str, 
         is_half = numpy_dtype(case.dtype).itemsize < 4
         dtype = "float32" if name == "pos" and is_half else case.dtype
         if spaces[name] == "shared":
-            inputs[name] = _parameter(name, shape, dtype)
+            inputs[name] = draw_parameter(name, shape, dtype)
         else:
-            inputs[name] = _rows(spaces[name], num_rows[spaces[name]], shape, dtype)
+            inputs[name] = draw_rows(spaces[name], num_rows[spaces[name]], shape, dtype)
     return inputs, {name: spaces[name] for name in inputs}
 
 
@@ -162,29 +162,63 @@ def subgraph(graph: PlainGraph, width: int) -> Subgraph:
 
 def problem(graph: PlainGraph, case: Case) -> Problem:
     """Return the inputs of a model, and in float64 the rows of results and gradients to check."""
-    import jax
-
     from benchmarks.edge_models import MODELS, PlainView
 
     model, kind = case.mode.split(" ")
     inputs, space_of = inputs_of(graph, case)
     part = subgraph(graph, case.width)
+
+    def run(*arrays: Any) -> Any:
+        view = PlainView(part.dst, part.src, len(part.spaces["node"].ids))
+        return MODELS[model](view, *arrays)
+
+    edges = {i for name, i in EDGE_RESULTS if name == model}
+    expected = expect(part, inputs, space_of, run, edges, case.dtype, kind == "gradients")
+    inputs |= {"src": graph.cols, "dst": graph.rows}
+    tolerance = TF32_TOLERANCE if case.dtype == "float32" else TOLERANCE[case.dtype]
+    if kind == "gradients":
+        rounding = 2 * tolerance  # there and back
+        tolerance = KINK_TOLERANCE.get(case.dtype, rounding) if model in WITH_KINKS else rounding
+    return Problem(inputs, tuple(expected), numpy_dtype(case.dtype), tolerance)
+
+
+def expect(
+    part: Subgraph,
+    inputs: dict[str, Any],
+    space_of: dict[str, str],
+    function: Callable[..., Any],
+    edge_results: set[int],
+    dtype: str,
+    has_gradients: bool,
+) -> list[Expected]:
+    """Return the checked rows of a function's results, and of gradients, in float64.
+
+    Args:
+        part: Subgraph whose rows `function` takes.
+        inputs: Its arguments on the whole graph; cotangents of the results are added.
+        space_of: Whose rows each argument has: "node", "edge" or "shared".
+        function: Function of the arguments, in order.
+        edge_results: Numbers of the results that have rows of edges; others have rows of nodes.
+        dtype: Dtype of the cotangents.
+        has_gradients: Whether gradients to all arguments follow the results.
+    """
+    import jax
+
     spaces = part.spaces
     arrays = [
         x.astype(np.float64) if space_of[name] == "shared" else x.rows(spaces[space_of[name]].ids)
         for name, x in inputs.items()
     ]
     with jax.enable_x64(True):
-        view = PlainView(part.dst, part.src, len(spaces["node"].ids))
-        function = results_of(partial(MODELS[model], view))
+        function = results_of(function)
         shapes = [x.shape for x in jax.eval_shape(function, *arrays)]
         result_spaces = [
-            spaces["edge" if (model, i) in EDGE_RESULTS else "node"] for i in range(len(shapes))
+            spaces["edge" if i in edge_results else "node"] for i in range(len(shapes))
         ]
-        if kind == "gradients":
+        if has_gradients:
             cotangents = []
             for i, (rows, shape) in enumerate(zip(result_spaces, shapes, strict=True)):
-                x = _rows("cotangent", rows.num_rows, shape[1:], case.dtype)
+                x = draw_rows("cotangent", rows.num_rows, shape[1:], dtype)
                 inputs[f"cotangent {i}"] = x
                 # Nodes that are sources alone lack edges: their results must not count.
                 cotangents.append(np.zeros(shape))
@@ -194,19 +228,16 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
             outputs = jax.jit(function)(*arrays)
         outputs = [np.asarray(y) for y in outputs]
     expected = [rows.of(y, rows.results) for rows, y in zip(result_spaces, outputs, strict=False)]
-    for name, y in zip(space_of, outputs[len(shapes) :], strict=False):
+    gradients = outputs[len(shapes) :]
+    largest = max(map(np.linalg.norm, gradients), default=0)
+    for name, y in zip(space_of, gradients, strict=False):
         if space_of[name] != "shared":
             expected.append(spaces[space_of[name]].of(y, spaces[space_of[name]].gradients))
-        elif part.is_whole:
+        elif part.is_whole and np.linalg.norm(y) > 1e-9 * largest:  # else 0 but for rounding
             expected.append(Expected.whole(y))
         else:
             expected.append(Expected(y[:0], y.shape, np.zeros(0, np.int64)))
-    inputs |= {"src": graph.cols, "dst": graph.rows}
-    tolerance = TF32_TOLERANCE if case.dtype == "float32" else TOLERANCE[case.dtype]
-    if kind == "gradients":
-        rounding = 2 * tolerance  # there and back
-        tolerance = KINK_TOLERANCE.get(case.dtype, rounding) if model in WITH_KINKS else rounding
-    return Problem(inputs, tuple(expected), numpy_dtype(case.dtype), tolerance)
+    return expected
 
 
 def results_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:

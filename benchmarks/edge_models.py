@@ -63,7 +63,7 @@ class PlainView:
 
     def mean(self, x: Any) -> Any:
         """Return the means by destination, 0 of no edges."""
-        counts = self._reduced("sum", jnp.ones((len(x), 1), _wide(x).dtype))
+        counts = self._reduced("sum", jnp.ones((len(x), *[1] * (x.ndim - 1)), _wide(x).dtype))
         return (self.sum(_wide(x)) / jnp.maximum(counts, 1)).astype(x.dtype)
 
     def softmax(self, x: Any) -> Any:

@@ -154,9 +154,11 @@ class _Session:
         if self._graph[0] != workload:
             self._graph = workload, self._op.workloads(self._settings.data)[workload].load()
         graph = self._graph[1]
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+            problems = list(pool.map(partial(self._op.problem, graph), cases))
         threads = self._runtime.compile_threads
         with ThreadPoolExecutor(threads, initializer=self._runtime.enter_thread) as pool:
-            prepared = list(pool.map(partial(self._prepare_case, graph), cases))
+            prepared = list(pool.map(partial(self._prepare_case, graph), cases, problems))
         names = [case.name for case in cases]
         return {
             "work": dict(zip(names, (work for work, _ in prepared), strict=True)),
@@ -174,8 +176,9 @@ class _Session:
         self._runtime.forget()
         return "forgotten"
 
-    def _prepare_case(self, graph: Any, case: Case) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        problem = self._op.problem(graph, case)
+    def _prepare_case(
+        self, graph: Any, case: Case, problem: Problem
+    ) -> tuple[dict[str, int], list[dict[str, Any]]]:
         work = {"bytes": problem.num_bytes, "flops": problem.flops}
         try:
             checkout = _checkout(self._family, self._settings)
@@ -376,6 +379,7 @@ class _Torch:
     compile_threads = 1
 
     def __init__(self, settings: Settings) -> None:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # of problems that are defined by JAX
         import torch
 
         self._torch, self._on_gpu = torch, settings.platform == "gpu"
@@ -451,7 +455,8 @@ class _Torch:
 
     def _put(self, argument: Any) -> Any:
         if isinstance(argument, Repeated):
-            return self._put(argument.pool).repeat(argument.repeats, 1)[: argument.num_rows]
+            pool = self._put(argument.pool)
+            return pool.repeat(argument.repeats, *[1] * (pool.ndim - 1))[: argument.num_rows]
         if not isinstance(argument, np.ndarray):
             return argument
         if argument.dtype.name == "bfloat16":

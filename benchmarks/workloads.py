@@ -7,7 +7,7 @@ only when a benchmark asks for it, and every process that asks gets the same arr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,14 @@ class PlainGraph:
         indptr: First edge of each destination: (num_nodes + 1,).
         rows: Destination of each edge: (num_edges,).
         cols: Source of each edge: (num_edges,).
+        sizes: Number of nodes of each graph of a batch; None for a graph that is no batch.
     """
 
     num_nodes: int
     indptr: np.ndarray
     rows: np.ndarray
     cols: np.ndarray
+    sizes: np.ndarray | None = None
 
     @property
     def num_edges(self) -> int:
@@ -332,10 +334,12 @@ def plain_graphs(data: Path | None) -> dict[str, Workload]:
     return {workload.name: workload for workload in found}
 
 
-def molecules(num_graphs: int = 10_000, seed: int = 0) -> PlainGraph:
-    """A batch of graphs of 20 to 40 nodes: trees of short branches, and a ring for ten nodes."""
+def molecules(
+    num_graphs: int = 10_000, seed: int = 0, least: int = 20, most: int = 40
+) -> PlainGraph:
+    """A batch of graphs of so many nodes: trees of short branches, and a ring for ten nodes."""
     rng = np.random.default_rng(seed)
-    sizes = rng.integers(20, 41, num_graphs)
+    sizes = rng.integers(least, most + 1, num_graphs)
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)
     nodes = np.arange(sizes.sum())
     bonds = nodes - rng.integers(1, 4, len(nodes))
@@ -344,7 +348,7 @@ def molecules(num_graphs: int = 10_000, seed: int = 0) -> PlainGraph:
     kept = others >= np.concatenate([first, first])
     ends, others = ends[kept], others[kept]
     rows, cols = np.concatenate([ends, others]), np.concatenate([others, ends])
-    return _sorted_graph(len(nodes), rows, cols)
+    return replace(_sorted_graph(len(nodes), rows, cols), sizes=sizes)
 
 
 def row_groups(data: Path | None) -> dict[str, Workload]:
