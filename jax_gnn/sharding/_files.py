@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.files import as_path, read_npz
+from jax_gnn._core.files import as_path, map_npz, read_npz
 from jax_gnn._core.public import public
 from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.relation_pairs.triples import IntoPairs, OutOfPairs
@@ -31,6 +31,7 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import Blocks, fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
+from jax_gnn.sharding._host_samples import FileRows
 from jax_gnn.sharding._merge import Ends, Merge
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
@@ -100,7 +101,12 @@ def save_parts(
 
 @public
 def load_parts(
-    folder: str | os.PathLike[str], mesh: Mesh, axis: str, *, copy_engines: bool = False
+    folder: str | os.PathLike[str],
+    mesh: Mesh,
+    axis: str,
+    *,
+    copy_engines: bool = False,
+    on_disk: Sequence[str] = (),
 ) -> tuple[ShardedGraph, dict[str, Any]]:
     """Put parts in files of `save_parts` or ``jax-gnn partition`` on the devices of a mesh.
 
@@ -116,6 +122,8 @@ def load_parts(
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over, with at most a device for each part.
         copy_engines: as of `shard_graph`.
+        on_disk: names of values of nodes that stay in the files, for `ShardedGraph.fetch_ahead`. A
+            process needs the files of its own parts for them.
 
     Returns:
         The result of `shard_graph` of the graph, bit for bit, whose ``method`` are the devices of
@@ -126,7 +134,8 @@ def load_parts(
         TypeError: an argument has the wrong type.
         FileNotFoundError: a file is missing.
         ValueError: the mesh has no such axis, or more devices than there are parts; a file is
-            damaged, or of another partition; a process has other files, or cannot read them.
+            damaged, or of another partition; a process has other files, or cannot read them; nodes
+            have no values of a name in ``on_disk``.
 
     Example:
         >>> import tempfile
@@ -141,8 +150,11 @@ def load_parts(
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
     copy_engines = arguments.check_flag("copy_engines", copy_engines)
+    if isinstance(on_disk, str) or not all(isinstance(name, str) for name in on_disk):
+        raise TypeError(f"on_disk must be a sequence of names, got {on_disk!r}")
     count, plan, failure = mesh.shape[axis], {}, None
     pieces: dict[int, Piece] = {}
+    mapped: dict[int, dict[str, Any]] = {}  # values on disk, by part
     split = NamedSharding(mesh, PartitionSpec(axis))
     slices = split.addressable_devices_indices_map((count,)).values()
     devices = sorted({index[0].start or 0 for index in slices if index})
@@ -150,14 +162,15 @@ def load_parts(
         plan = _read_plan(path / PLAN, axis, count)
         places = plan["places"]
         if len(plan["digests"]) > count:
-            pieces, places = _read_merged(path, plan, axis, count, devices)
+            pieces, places = _read_merged(path, plan, axis, count, devices, on_disk, mapped)
         else:
-            pieces = {i: _read_part(path, plan, axis, i, Piece) for i in devices}
+            pieces = {i: _read_mapped(path, plan, axis, i, on_disk, mapped) for i in devices}
     except Exception as error:
         failure = error
     try:  # a process that cannot read its files takes part too, as the others wait for it
         contents = plan if failure is None else str(failure)
-        check_same(mesh, axis=axis, copy_engines=copy_engines, folder=contents)
+        names = str(sorted(on_disk))
+        check_same(mesh, axis=axis, copy_engines=copy_engines, on_disk=names, folder=contents)
     finally:
         if failure is not None:
             raise failure
@@ -167,7 +180,13 @@ def load_parts(
         with host_arrays():
             for device, part in parts.items():
                 pieces[device] = pieces[device]._replace(part=pad_pairs(part, capacities))
-    return assemble(pieces, places, mesh, axis, copy_engines)
+    sharded, values = assemble(pieces, places, mesh, axis, copy_engines)
+    for name in on_disk:
+        files = [part[name] for part in mapped.values()]
+        values[name] = jax.tree.map(
+            lambda *maps: FileRows(dict(zip(mapped, maps, strict=True)), plan["places"]), *files
+        )
+    return sharded, values
 
 
 @public
@@ -382,9 +401,15 @@ def _encode(value: object, arrays: list[np.ndarray]) -> object:
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def _array_numbers(ends: object) -> list[int]:
-    """Return the numbers of the arrays of a description of `Ends`, which has no other integers."""
-    return sorted({leaf for leaf in jax.tree.leaves(ends) if isinstance(leaf, int)})
+def _array_numbers(description: Any) -> list[int]:
+    """Return the numbers of the arrays of a description."""
+    if isinstance(description, list):
+        return sorted({i for item in description for i in _array_numbers(item)})
+    if not isinstance(description, dict):
+        return []
+    if "array" in description:
+        return [description["array"]]
+    return _array_numbers(list(description.values()))
 
 
 def _decode(description: Any, arrays: Mapping[int, np.ndarray], axis: str) -> object:
@@ -421,18 +446,44 @@ def _read_plan(path: Path, axis: str, count: int) -> dict[str, np.ndarray]:
     return plan
 
 
+def _read_mapped(
+    folder: Path,
+    plan: Mapping[str, np.ndarray],
+    axis: str,
+    part: int,
+    on_disk: Sequence[str],
+    mapped: dict[int, dict[str, Any]],
+) -> Piece:
+    """Read the `Piece` of a part; its values on disk go to ``mapped``."""
+    piece = _read_part(folder, plan, axis, part, Piece, on_disk)
+    values = dict(piece.node_values)
+    mapped[part] = {name: values.pop(name) for name in on_disk}
+    return piece._replace(node_values=values)
+
+
 def _read_part(
-    folder: Path, plan: Mapping[str, np.ndarray], axis: str, part: int, kind: type[P]
+    folder: Path,
+    plan: Mapping[str, np.ndarray],
+    axis: str,
+    part: int,
+    kind: type[P],
+    on_disk: Sequence[str] = (),
 ) -> P:
-    """Read the `Piece` of a part, or its `Ends` alone."""
+    """Read the `Piece` of a part, with memory maps of values on disk; or its `Ends` alone."""
     path, number = folder / f"{part}.npz", int(kind is Ends)
     description: Any
     try:
         description = json.loads(str(plan["told"]))[number]
-        keys = {*map(str, _array_numbers(description))} if number else None
+        keys = {*map(str, _array_numbers(description))}
+        by_name = {} if number else description["fields"]["node_values"]["by name"]
     except Exception as error:  # plans that were written by hand lead to many types
         raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
-    members = read_npz(path, f"the file of part {part}", keys)
+    if unknown := sorted({*on_disk} - by_name.keys()):
+        raise ValueError(f"{folder} has no values of nodes {unknown[0]!r}, but {sorted(by_name)}")
+    maps = {str(i) for name in on_disk for i in _array_numbers(by_name[name])}
+    what = f"the file of part {part}"
+    members = read_npz(path, what, keys - maps if number or maps else None)
+    members |= {key: map_npz(path, key) for key in maps}
     names = sorted(members, key=lambda key: (len(key), key))  # keys are numbers
     if not np.array_equal(digest([members[key] for key in names]), plan["digests"][part, number]):
         raise ValueError(f"{path} is not the part that {PLAN} was written with")
@@ -447,7 +498,13 @@ def _read_part(
 
 
 def _read_merged(
-    folder: Path, plan: Mapping[str, np.ndarray], axis: str, count: int, devices: Iterable[int]
+    folder: Path,
+    plan: Mapping[str, np.ndarray],
+    axis: str,
+    count: int,
+    devices: Iterable[int],
+    on_disk: Sequence[str],
+    mapped: dict[int, dict[str, Any]],
 ) -> tuple[dict[int, Piece], np.ndarray]:
     """Return pieces of devices that have several parts each, and `ShardedGraph.places`."""
     num_parts = len(plan["digests"])
@@ -456,7 +513,7 @@ def _read_merged(
         pieces = {}
         for device in devices:
             parts = np.flatnonzero(merge.device_of == device).tolist()
-            read = (_read_part(folder, plan, axis, part, Piece) for part in parts)
+            read = (_read_mapped(folder, plan, axis, part, on_disk, mapped) for part in parts)
             with host_arrays():
                 pieces[device] = merge.merged(device, read, axis)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Agreement of all processes of a program on its arguments."""
+"""Agreement of all processes of a program on its arguments, and what each has of arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
 SAMPLE_BYTES = 1 << 24
 
@@ -61,6 +62,17 @@ def sample(array: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
         return array.shape, array
     count = max(1, SAMPLE_BYTES // (array.nbytes // len(array)))
     return array.shape, array[np.linspace(0, len(array) - 1, count).astype(int)]
+
+
+def local_rows(array: ArrayLike) -> dict[int, np.ndarray]:
+    """Return the rows that this process has of an array, by their index on its first axis."""
+    # A graph that was copied to the host has arrays in numpy.
+    if not isinstance(array, jax.Array):
+        return dict(enumerate(np.asarray(array)))
+    rows: dict[int, np.ndarray] = {}
+    for shard in array.addressable_shards:
+        rows |= dict(enumerate(np.asarray(shard.data), shard.index[0].start or 0))
+    return rows
 
 
 def digest(tree: object) -> np.ndarray:
