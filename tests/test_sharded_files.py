@@ -44,7 +44,7 @@ from jax_gnn.sharding import (
     shard_graph,
 )
 from jax_gnn.sharding._partition import SplitArgs, parse_graph
-from jax_gnn.sharding._sharded import assemble
+from jax_gnn.sharding._sharded import Messages, assemble
 from jax_gnn.sharding._split import split_graph
 
 
@@ -74,8 +74,9 @@ def test_files_have_what_is_split(make, num_parts, tmp_path, rng):
     size = getattr(graph, "num_hyperedges", 0) or graph.num_edges
     edges = {"weight": rng.random(size, np.float32)}
     save_parts(tmp_path / "parts", graph, num_parts, method, nodes=nodes, edges=edges)
-    split, values = load_parts(tmp_path / "parts", mesh_of(num_parts), "nodes")
-    expected = shard_graph(graph, mesh_of(num_parts), "nodes", method)
+    named: Any = {"wire_dtype": rng.choice([None, "bfloat16"]), "copy_engines": True}
+    split, values = load_parts(tmp_path / "parts", mesh_of(num_parts), "nodes", **named)
+    expected = shard_graph(graph, mesh_of(num_parts), "nodes", method, **named)
     assert_same(split, expected)
     expected_values = {name: expected.shard(rows) for name, rows in nodes.items()}
     assert_same(values, expected_values | {"weight": expected.shard_edges(edges["weight"])})
@@ -335,7 +336,7 @@ def test_parts_on_fewer_devices(make, num_parts, num_devices, hosts, tmp_path, r
     merged = [None if ids is None else devices[ids] for ids in args[2:]]
     with host_arrays():
         pieces, places = split_graph(SplitArgs(args.graph, num_devices, *merged), "nodes")
-    expected, _ = assemble(dict(enumerate(pieces)), places, mesh, "nodes", copy_engines=False)
+    expected, _ = assemble(dict(enumerate(pieces)), places, mesh, "nodes", Messages())
     assert_same(split, expected)
     expected_values = {name: expected.shard(rows) for name, rows in nodes.items()}
     assert_same(values, expected_values | {"weight": expected.shard_edges(edges["weight"])})

@@ -574,6 +574,75 @@ def test_bytes_of_the_compiled_program(dtype, hosts, rng):
     assert num_rows == split.rows_moved > 0
 
 
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
+def test_rows_in_half_types_on_the_wire(wire_dtype, hosts, rng):
+    """Rows of the halo and their gradients are rounded; other rows, vectors and integers not."""
+    graph, parts, x = random_graph(rng), rng.integers(0, 4, 60), rng.normal(size=(60, 3))
+    split, exact = (
+        shard_graph(graph, mesh_of(4), "nodes", parts, wire_dtype=dtype)
+        for dtype in (wire_dtype, None)
+    )
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def fetch(split, x):
+            return split.apply(lambda part, x: part.with_halo(x), x)
+
+        @jax.jit
+        def transpose(split, x, ct):
+            return jax.vjp(functools.partial(fetch, split), x)[1](ct)[0]
+
+        rows, num_own = split.shard(x), split.node_ids.shape[1]
+
+        def rounded(rows):
+            halo = np.asarray(jnp.asarray(rows[:, num_own:]).astype(wire_dtype), float)
+            return np.concatenate([rows[:, :num_own], halo], 1)
+
+        whole, ct = fetch(exact, rows), rng.normal(size=fetch(exact, rows).shape)
+        assert same_bits(fetch(split, rows), rounded(whole)) and not same_bits(
+            rounded(whole), whole
+        )
+        gradient = transpose(split, rows, ct)
+        # Relays round sums of rounded gradients.
+        expected, eps = transpose(exact, rows, ct), float(jnp.finfo(wire_dtype).eps)
+        assert_close(gradient, expected, 4 * eps, "gradients")
+        assert same_bits(gradient, transpose(exact, rows, rounded(ct))) != hosts
+        assert same_bits(*(fetch(one, one.shard(x[:, 0])) for one in (split, exact)))
+        assert same_bits(*(one.apply(lambda part: part.out_degrees()) for one in (split, exact)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "transformer", "rgcn", "hgt", "hgnnp"])
+def test_models_in_half_types_on_the_wire(name, rng):
+    """All rows of features of a step travel so; logits and gradients are near the exact ones."""
+    kind, options = (MODELS | RELATIONAL | {"hgnnp": (flax_layers.HGNNP, {})})[name]
+    graph: Any = random_graph(rng)
+    if name in RELATIONAL:
+        graph, options = random_relational(rng), {**options, "num_relations": len(RELATIONS)}
+    elif name == "hgnnp":
+        graph = random_hypergraph(rng)
+    model: Any = kind(6, 8, 4, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0), **options)
+    model.eval()
+    split = shard_graph(graph, mesh_of(3), "nodes", "hash", wire_dtype="bfloat16")
+    x, target = jnp.asarray(rng.normal(size=(60, 6))), rng.normal(size=(60, 4))
+    check_as_on_one_device(model, graph, split, x, target, tolerance=0.05)
+
+    def loss(x, structure):
+        if isinstance(structure, ShardedGraph):
+            y = structure.unshard(structure.apply(model, structure.shard(x)))
+        else:
+            y = model(structure, x)
+        return jnp.sum(jnp.sin(y) * target)
+
+    gradients = jax.jit(jax.grad(loss))
+    assert not np.allclose(gradients(x, split), gradients(x, graph), 1e-6, 0)
+    rows = split.shard(x)
+    run = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(split.apply(model, x)))))
+    text = run.lower(rows).as_text()
+    sent = re.findall(r"(?:collective_permute|all_to_all).*-> tensor<(?:\d+x){2,}([a-z]\w+)>", text)
+    assert sent and {*sent} == {"bf16"}
+
+
 @pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
 def test_counted_costs(make, rng):
     """Costs, counted without devices, are those of the arrays on a device."""
@@ -854,6 +923,8 @@ def test_errors_name_the_argument():
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             shard_graph(*arguments)
+    with pytest.raises(ValueError, match=r"wire_dtype must be one of .*bfloat16.*got 'float32'"):
+        shard_graph(graph, two, "nodes", wire_dtype="float32")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_parts must be 1 to num_nodes = 3, got 4"):
         partition(graph, 4)
     with pytest.raises(TypeError, match=r"before jax\.jit"):

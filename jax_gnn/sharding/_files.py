@@ -35,7 +35,7 @@ from jax_gnn.sharding._merge import Ends, Merge
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 from jax_gnn.sharding._processes import ProcessGroup, check_same, digest, largest
-from jax_gnn.sharding._sharded import ShardedGraph, assemble
+from jax_gnn.sharding._sharded import Messages, ShardedGraph, WireDtype, assemble
 from jax_gnn.sharding._split import Piece, num_pairs, pad_pairs, split_graph
 
 PLAN = "plan.npz"
@@ -100,7 +100,12 @@ def save_parts(
 
 @public
 def load_parts(
-    folder: str | os.PathLike[str], mesh: Mesh, axis: str, *, copy_engines: bool = False
+    folder: str | os.PathLike[str],
+    mesh: Mesh,
+    axis: str,
+    *,
+    copy_engines: bool = False,
+    wire_dtype: WireDtype | None = None,
 ) -> tuple[ShardedGraph, dict[str, Any]]:
     """Put parts in files of `save_parts` or ``jax-gnn partition`` on the devices of a mesh.
 
@@ -116,6 +121,7 @@ def load_parts(
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over, with at most a device for each part.
         copy_engines: as of `shard_graph`.
+        wire_dtype: as of `shard_graph`.
 
     Returns:
         The result of `shard_graph` of the graph, bit for bit, whose ``method`` are the devices of
@@ -140,7 +146,7 @@ def load_parts(
     path = as_path("folder", folder)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
-    copy_engines = arguments.check_flag("copy_engines", copy_engines)
+    messages = Messages.parse(copy_engines, wire_dtype)
     count, plan, failure = mesh.shape[axis], {}, None
     pieces: dict[int, Piece] = {}
     split = NamedSharding(mesh, PartitionSpec(axis))
@@ -157,7 +163,7 @@ def load_parts(
         failure = error
     try:  # a process that cannot read its files takes part too, as the others wait for it
         contents = plan if failure is None else str(failure)
-        check_same(mesh, axis=axis, copy_engines=copy_engines, folder=contents)
+        check_same(mesh, axis=axis, **messages._asdict(), folder=contents)
     finally:
         if failure is not None:
             raise failure
@@ -167,7 +173,7 @@ def load_parts(
         with host_arrays():
             for device, part in parts.items():
                 pieces[device] = pieces[device]._replace(part=pad_pairs(part, capacities))
-    return assemble(pieces, places, mesh, axis, copy_engines)
+    return assemble(pieces, places, mesh, axis, messages)
 
 
 @public

@@ -46,6 +46,7 @@ from jax_gnn.sampling._neighbors import (
 )
 from jax_gnn.sampling._relational import Relations, check_relation_fanouts, total
 from jax_gnn.sampling._rows import Ids, as_nodes, check_positive
+from jax_gnn.sharding._exchange import send_in
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class ShardedSeeds:
         # Share of other devices' nodes at each distance from the seeds, if no path comes back.
         num_layers = len(self.options.fanouts)
         shares = [1 - (1 - self.halo_share) ** distance for distance in range(num_layers + 1)]
-        owners = _Owners(axis, num_own, shares[-1])
+        owners = _Owners(axis, num_own, shares[-1], exchange.wire_dtype)
         types = part.edge_types if isinstance(part, RelationalPart) else None
         lists = EdgeLists(edges.indptr, edges.cols, types)
 
@@ -174,6 +175,7 @@ class _Owners(NamedTuple):
     axis: str
     num_own: int  # number of rows of each device
     share: float  # expected share of other devices' places, for the sizes of messages
+    wire_dtype: str | None = None  # as of `Exchange`
 
     @property
     def num_places(self) -> int:
@@ -223,7 +225,11 @@ class _Owners(NamedTuple):
 
     def swap(self, rows: Array) -> Array:
         """Send the slots of each device to it."""
-        return cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True))
+        return send_in(
+            self.wire_dtype,
+            rows,
+            lambda rows: cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True)),
+        )
 
     def ask(self, places: Array, answer: Callable[[Array, ArrayLike], list[Array]]) -> list[Array]:
         """Return what the owner of each place answers.
