@@ -20,6 +20,7 @@ from op_spec import assert_close, same_bits
 import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
+from jax_gnn._ops.relational_aggregate import api as relational
 from jax_gnn.relational import edges_of
 from jax_gnn.sharding import (
     Part,
@@ -430,6 +431,71 @@ def test_aggregate(reduce, num_parts, hosts, rng):
             assert_close(a, b, 1e-10, "on several devices")
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "weighted",
+        "bases",
+        "sums by basis",
+        "narrow sums by basis",
+        "batch",
+        "transposed",
+        "one part of pairs",
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_relational_aggregate(apart, kind, num_parts, hosts, rng, monkeypatch):
+    """Results and their first and second derivatives are those of the whole graph's aggregate."""
+    monkeypatch.setattr(relational, "halo_is_summed_apart", lambda counts: apart)
+    graph = random_relational(rng)
+    if kind == "one part of pairs":
+        part = "to_pairs" if apart else "from_pairs"
+        edges = edges_of(graph)
+        count = int(edges.indptr[-1])
+        triples = (ids[:count] for ids in (edges.cols, graph.edge_types, edges.rows))
+        graph = RelationalGraph.from_triples(*triples, 60, 4, parts=(part,))
+    method = str(rng.choice([m for m in METHODS if m != "metis"]))
+    split = sharded(rng, graph, mesh_of(num_parts), method)
+    shape, width = (60, 2, 3) if kind == "batch" else (60, 3), 1 if "narrow" in kind else 5
+    x, target = rng.normal(size=shape), rng.normal(size=(*shape[:-1], width))
+    rhs, weight, coefficients = rng.normal(size=(4, 3, width)), None, None
+    options: Any = {}
+    monkeypatch.setattr(relational, "sums_by_basis_pay", lambda *_, **__: "sums" in kind)
+    if "bas" in kind:
+        rhs, coefficients = rhs[:2], rng.normal(size=(4, 2))
+    elif kind == "transposed":
+        rhs, options = rhs.swapaxes(1, 2), {"transpose_rhs": True}
+    elif kind == "weighted":
+        weight = rng.normal(size=graph.num_edges)
+    operands = jax.tree.map(jnp.asarray, (x, rhs, weight, coefficients))
+    tangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), operands)
+
+    def run(aggregate):
+        def loss(operands):
+            y = aggregate(*operands)
+            return jnp.sum(jnp.sin(y) * target), y
+
+        gradients = jax.value_and_grad(loss, has_aux=True)
+        return jax.jit(lambda *pair: jax.jvp(gradients, *pair))((operands,), (tangents,))
+
+    def on_parts(x, rhs, weight, coefficients):
+        def aggregate(part, x, weight, rhs, coefficients):
+            return part.aggregate(x, rhs, weight, coefficients=coefficients, **options)
+
+        rows, weights = split.shard(x), None if weight is None else split.shard_edges(weight)
+        y = split.apply(aggregate, rows, weights, rhs=rhs, coefficients=coefficients)
+        return split.unshard(y)
+
+    def on_one(x, rhs, weight, coefficients):
+        named = {"coefficients": coefficients, **options}
+        return jax_gnn.relational_aggregate(graph, x, rhs, weight, **named)
+
+    for a, b in zip(*map(jax.tree.leaves, (run(on_parts), run(on_one))), strict=True):
+        assert_close(a, b, 1e-12, "on several devices")
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_aggregate_of_half_types(dtype, reduce, rng):
@@ -472,15 +538,22 @@ def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
     return needs, collectives, kernels
 
 
-@pytest.mark.parametrize("copy_engines", [False, True])
-def test_what_rows_travel_beside(copy_engines, rng):
+@pytest.mark.parametrize("kind", ["gcn", "gcn, copy engines", "rgcn"])
+def test_what_rows_travel_beside(kind, rng, monkeypatch):
     """Half of the exchanges, all with copy engines, can run at the same time as a kernel."""
+    copy_engines = kind == "gcn, copy engines"
+    monkeypatch.setattr(relational, "halo_is_summed_apart", lambda counts: True)
     src, dst = rng.integers(0, 400, (2, 4000))
     src[:3900] = src[:3900] % 200 + dst[:3900] // 200 * 200  # few edges between the halves
-    graph = Graph.from_edges(src, dst, num_nodes=400)
+    graph: Any = Graph.from_edges(src, dst, num_nodes=400)
+    options: Any = {"num_layers": 3, "rngs": nnx.Rngs(0)}
+    if kind == "rgcn":
+        graph = RelationalGraph.from_triples(src, src % 3, dst, 400, 3)
+        options |= {"num_relations": 3, "self_weight": False}
     parts = np.arange(400) // 200
     split = shard_graph(graph, mesh_of(2), "nodes", parts, copy_engines=copy_engines)
-    model = flax_layers.GCN(16, 16, 4, num_layers=3, rngs=nnx.Rngs(0))
+    model_type: Any = flax_layers.RGCN if kind == "rgcn" else flax_layers.GCN
+    model = model_type(16, 16, 4, **options)
     model.eval()
     definition, params, state = nnx.split(model, nnx.Param, ...)
     x = split.shard(rng.normal(size=(400, 16)).astype(np.float32))
