@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 55_720, "flax_layers": 20_360, "tests": 51_090, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 57_360, "flax_layers": 20_370, "tests": 51_640, "cpp": 25_710}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

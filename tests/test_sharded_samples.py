@@ -316,6 +316,23 @@ def test_epochs(rng):
     assert len(np.unique(keys, axis=0)) == len(keys)
 
 
+def test_rows_in_half_types_on_the_wire(rng):
+    """Rows of other devices are rounded, ids and rows of own nodes are not."""
+    graph, x = random_graph(rng), rng.normal(size=(60, 3)).astype(np.float32)
+    draws = []
+    for wire_dtype in ("bfloat16", None):
+        split = shard_graph(graph, mesh_of(3), "nodes", "hash", wire_dtype=wire_dtype)
+        batch = split.neighbor_batches(np.arange(60), 20, (4, 3))[0]
+        draws.append(draw(split, batch, x=split.shard(x)))
+    sample, exact = draws
+    ids, expected = np.asarray(sample.blocks.node_ids), np.asarray(exact.x)
+    np.testing.assert_array_equal(ids, exact.blocks.node_ids)
+    is_own = np.stack([np.isin(ids[i], split.node_ids[i]) for i in range(3)])[..., None]
+    rounded = np.asarray(jnp.asarray(expected, jnp.bfloat16), np.float32)
+    np.testing.assert_array_equal(sample.x, np.where(is_own, expected, rounded))
+    assert (rounded != expected)[~is_own[..., 0]].any()
+
+
 def test_overflow_is_reported(rng):
     """Blocks that are too small say so, as those of one device do."""
     graph = random_graph(rng)

@@ -35,8 +35,8 @@ from jax_gnn.sharding._host_samples import FileRows
 from jax_gnn.sharding._merge import Ends, Merge
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
-from jax_gnn.sharding._processes import check_same, digest, largest
-from jax_gnn.sharding._sharded import ShardedGraph, assemble
+from jax_gnn.sharding._processes import ProcessGroup, check_same, digest, largest
+from jax_gnn.sharding._sharded import Messages, ShardedGraph, WireDtype, assemble
 from jax_gnn.sharding._split import Piece, num_pairs, pad_pairs, split_graph
 
 PLAN = "plan.npz"
@@ -106,6 +106,7 @@ def load_parts(
     axis: str,
     *,
     copy_engines: bool = False,
+    wire_dtype: WireDtype | None = None,
     on_disk: Sequence[str] = (),
 ) -> tuple[ShardedGraph, dict[str, Any]]:
     """Put parts in files of `save_parts` or ``jax-gnn partition`` on the devices of a mesh.
@@ -122,6 +123,7 @@ def load_parts(
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over, with at most a device for each part.
         copy_engines: as of `shard_graph`.
+        wire_dtype: as of `shard_graph`.
         on_disk: names of values of nodes that stay in the files, for `ShardedGraph.fetch_ahead`. A
             process needs the files of its own parts for them.
 
@@ -149,7 +151,7 @@ def load_parts(
     path = as_path("folder", folder)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
-    copy_engines = arguments.check_flag("copy_engines", copy_engines)
+    messages = Messages.parse(copy_engines, wire_dtype)
     if isinstance(on_disk, str) or not all(isinstance(name, str) for name in on_disk):
         raise TypeError(f"on_disk must be a sequence of names, got {on_disk!r}")
     count, plan, failure = mesh.shape[axis], {}, None
@@ -170,7 +172,7 @@ def load_parts(
     try:  # a process that cannot read its files takes part too, as the others wait for it
         contents = plan if failure is None else str(failure)
         names = str(sorted(on_disk))
-        check_same(mesh, axis=axis, copy_engines=copy_engines, on_disk=names, folder=contents)
+        check_same(mesh, axis=axis, **messages._asdict(), on_disk=names, folder=contents)
     finally:
         if failure is not None:
             raise failure
@@ -180,7 +182,7 @@ def load_parts(
         with host_arrays():
             for device, part in parts.items():
                 pieces[device] = pieces[device]._replace(part=pad_pairs(part, capacities))
-    sharded, values = assemble(pieces, places, mesh, axis, copy_engines)
+    sharded, values = assemble(pieces, places, mesh, axis, messages)
     for name in on_disk:
         files = [part[name] for part in mapped.values()]
         values[name] = jax.tree.map(
@@ -287,29 +289,35 @@ def write_parts(
     places: np.ndarray,
     nodes: NodeValues | None,
     edges: Mapping[str, ArrayLike] | None,
+    group: ProcessGroup | None = None,
 ) -> None:
-    """Write the pieces of a graph, with values of its nodes and edges; see `save_parts`."""
+    """Write the pieces of a graph, with values of its nodes and edges; see `save_parts`.
+
+    Each process of a group has the pieces of :func:`parts_of`.
+    """
+    group = ProcessGroup(0, 1) if group is None else group
     is_hypergraph = isinstance(graph, Hypergraph)
     size_name = "num_hyperedges" if is_hypergraph else "num_edges"
     size = getattr(graph, size_name)
     node_rows = {
         name: _parse_node_rows(f"nodes[{name!r}]", values, graph)
-        for name, values in _by_name("nodes", nodes).items()
+        for name, values in by_name("nodes", nodes).items()
     }
     edge_rows = {
         name: _Rows.parse(f"edges[{name!r}]", values, size_name, size)
-        for name, values in _by_name("edges", edges).items()
+        for name, values in by_name("edges", edges).items()
     }
     if shared := node_rows.keys() & edge_rows.keys():
         raise ValueError(f"edges must have other names than nodes, got {min(shared)!r} in both")
     folder.mkdir(parents=True, exist_ok=True)
     # A plan exists only if all its parts do: it is removed first and written last.
-    if (folder / PLAN).exists():
+    if group.index == 0 and (folder / PLAN).exists():
         (folder / PLAN).unlink()
         for file in folder.glob("*.npz"):
             if file.stem.isdecimal():
                 file.unlink()
-    digests: list[np.ndarray] = []
+    group.gather()
+    numbers, digests = iter(parts_of(group, len(places))), []
     structure, capacity = "", 1
 
     def write(piece: Piece) -> None:
@@ -325,20 +333,34 @@ def write_parts(
         arrays: list[np.ndarray] = []
         descriptions = _encode(piece, arrays), _encode(Ends.of(piece), arrays)
         structure = json.dumps(descriptions)
-        _save(folder / f"{len(digests)}.npz", {str(i): array for i, array in enumerate(arrays)})
+        number = next(numbers)
+        _save(folder / f"{number}.npz", {str(i): array for i, array in enumerate(arrays)})
         ends = [arrays[i] for i in _array_numbers(descriptions[1])]
         digests.append(np.stack([digest(arrays), digest(ends)]))
 
     deque(map(write, pieces), 0)  # keeps no piece while the next one is made
-    plan: dict[str, Any] = {
-        "parts": (places // capacity).astype(np.int32),
-        "num_parts": len(digests),
-    }
-    plan |= {"places": places, "digests": np.stack(digests), "told": structure}
-    _save(folder / PLAN, plan)
+    gathered = [arrays["digests"] for arrays in group.gather(digests=digests)]
+    if group.index == 0:
+        num_parts = sum(map(len, gathered))
+        all_digests = np.empty((num_parts, 2, 4), np.uint32)
+        for i, rows in enumerate(gathered[:num_parts]):
+            all_digests[i :: group.count] = rows
+        plan: dict[str, Any] = {
+            "parts": (places // capacity).astype(np.int32),
+            "num_parts": num_parts,
+        }
+        plan |= {"places": places, "digests": all_digests, "told": structure}
+        _save(folder / PLAN, plan)
+    group.gather()
 
 
-def _by_name(name: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def parts_of(group: ProcessGroup, num_parts: int) -> range:
+    """Return the numbers of the parts that this process writes."""
+    return range(group.index, num_parts, group.count)
+
+
+def by_name(name: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Check an argument of arrays by name; None stands for none."""
     values = {} if values is None else values
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise TypeError(f"{name} must be arrays by name, got {arguments.described(values)}")

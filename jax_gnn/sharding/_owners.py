@@ -23,6 +23,7 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.segment_order.primitive import sorted_ids
 from jax_gnn._ops.segment_reduce.api import segment_sum
+from jax_gnn.sharding._exchange import send_in
 
 Answer = Callable[[Array, ArrayLike], list[Array]]
 """Function of rows of own nodes, -1 for padding, and a round's number; a row of results for each.
@@ -38,6 +39,7 @@ class Owners:
     axis: str
     num_own: int  # number of rows of each device
     expected: int  # expected number of places of one owner that a device asks about
+    wire_dtype: str | None = None  # as of `Exchange`
 
     @property
     def count(self) -> int:
@@ -59,7 +61,11 @@ class Owners:
 
     def swap(self, rows: Array) -> Array:
         """Send each device its slots."""
-        return cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True))
+        return send_in(
+            self.wire_dtype,
+            rows,
+            lambda rows: cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True)),
+        )
 
     def ask(self, places: Array, answer: Answer, known: list[Array] | None = None) -> list[Array]:
         """Return what the owner of each place answers; ``known`` has the results of other places.

@@ -138,10 +138,11 @@ class ShardedSeeds:
         """Return the owners of the sources, blocks whose ``node_ids`` are places, and the seeds."""
         exchange, edges = part.exchange, edges_of(part)
         exchange.check()
-        num_own, by_layer = (
-            edges.num_dst,
-            [Owners(exchange.axis, edges.num_dst, expected) for expected in self.expected],
-        )
+        num_own = edges.num_dst
+        by_layer = [
+            Owners(exchange.axis, num_own, expected, exchange.wire_dtype)
+            for expected in self.expected
+        ]
         owners = by_layer[-1]
         types = part.edge_types if isinstance(part, RelationalPart) else None
         lists = EdgeLists(edges.indptr, edges.cols, types)

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -449,6 +449,23 @@ def _from_rows(
     return jax.make_array_from_callback(shape, sharding, callback)
 
 
+WireDtype = Literal["bfloat16", "float16"]
+"""Dtype in which rows of features travel between devices."""
+
+
+class Messages(NamedTuple):
+    """How devices exchange rows, as of `shard_graph`."""
+
+    copy_engines: bool = False
+    wire_dtype: str | None = None
+
+    @classmethod
+    def parse(cls, copy_engines: bool, wire_dtype: str | None) -> Messages:
+        """Check the arguments of the same names."""
+        arguments.check_choice("wire_dtype", wire_dtype, (None, *get_args(WireDtype)))
+        return cls(arguments.check_flag("copy_engines", copy_engines), wire_dtype)
+
+
 @public
 def shard_graph(
     graph: Graph | RelationalGraph | HeteroGraph | Hypergraph,
@@ -457,6 +474,7 @@ def shard_graph(
     method: Method | ArrayLike = "auto",
     *,
     copy_engines: bool = False,
+    wire_dtype: WireDtype | None = None,
 ) -> ShardedGraph:
     """Split a graph over the devices of a mesh. Host only.
 
@@ -474,7 +492,10 @@ def shard_graph(
             in the axis of each node's device.
         copy_engines: whether copy engines of the GPUs of one host send rows, in programs that are
             compiled with :attr:`ShardedGraph.compiler_options`. Layers then map rows for other
-            devices first.
+            first.
+        wire_dtype: dtype in which features of nodes, and their gradients, travel between devices;
+            None for their own. A wider row of the halo is rounded once, and sums are in the dtypes
+            that they have otherwise. Vectors, of one number for each node, are not rounded.
 
     Raises:
         TypeError: called inside ``jax.jit``, or an argument has the wrong type.
@@ -491,10 +512,10 @@ def shard_graph(
     host_graph = parse_graph(graph)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
-    copy_engines = arguments.check_flag("copy_engines", copy_engines)
+    messages = Messages.parse(copy_engines, wire_dtype)
     num_nodes, num_parts = host_graph.num_nodes, mesh.shape[axis]
     # Processes must agree before one of them raises the next error.
-    check_same(mesh, graph=host_graph, axis=axis, method=method, copy_engines=copy_engines)
+    check_same(mesh, graph=host_graph, axis=axis, method=method, **messages._asdict())
     if num_nodes < num_parts:
         raise ValueError(
             f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
@@ -505,11 +526,11 @@ def shard_graph(
     check_same(mesh, method=(args.node_parts, args.hyperedge_parts))
     with host_arrays():
         pieces, places = split_graph(args, axis)
-    return assemble(dict(enumerate(pieces)), places, mesh, axis, copy_engines)[0]
+    return assemble(dict(enumerate(pieces)), places, mesh, axis, messages)[0]
 
 
 def assemble(
-    pieces: Mapping[int, Piece], places: np.ndarray, mesh: Mesh, axis: str, copy_engines: bool
+    pieces: Mapping[int, Piece], places: np.ndarray, mesh: Mesh, axis: str, messages: Messages
 ) -> tuple[ShardedGraph, Any]:
     """Put pieces, by their index in the mesh axis, on the devices of a mesh.
 
@@ -534,8 +555,10 @@ def assemble(
         return isinstance(node, Exchange)
 
     # Files do not say how rows are sent: the caller chooses.
+    by_copies, wire_dtype = messages
+    options = {"by_copies": by_copies, "wire_dtype": wire_dtype}
     part = jax.tree.map(
-        lambda node: replace(node, by_copies=copy_engines) if is_exchange(node) else node,
+        lambda node: replace(node, **options) if is_exchange(node) else node,
         part,
         is_leaf=is_exchange,
     )
