@@ -83,7 +83,8 @@ def save_edge_parts(
 
     Several processes may each pass their own share of the edges, with equal other arguments. They
     must see the same ``folder``, by which they exchange edges. Each writes the files of some parts.
-    The result is that of one process that passes all shares in the order of the processes.
+    The result is that of one process that passes all shares in the order of the processes. Runs
+    that are killed leave folders ``edges-…`` there, which may be removed.
 
     Args:
         folder: folder to write to, as of `save_parts`.
