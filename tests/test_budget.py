@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 56_500, "flax_layers": 20_310, "tests": 51_150, "cpp": 25_640}
+MAX_LINES = {"jax_gnn": 56_500, "flax_layers": 20_310, "tests": 51_180, "cpp": 25_640}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

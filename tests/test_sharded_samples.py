@@ -13,7 +13,14 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from op_spec import assert_close
 from sampling_checks import check_distribution
-from test_sharded_graph import mesh_of, random_graph, random_hypergraph, random_relational, sharded
+from test_sharded_graph import (
+    TYPES,
+    mesh_of,
+    random_graph,
+    random_hypergraph,
+    random_relational,
+    sharded,
+)
 
 from flax_layers import RGCN, SAGE
 from jax_gnn import Graph, RelationalGraph
@@ -267,9 +274,13 @@ def test_rows_of_the_host_are_the_rows(method, num_parts, relational, rng, tmp_p
     """Arrays of numpy, HostRows and files give what arrays of the devices give, in any round."""
     graph = random_relational(rng, True) if relational else random_graph(rng)
     parts = np.zeros(60, int) if method == "one part" else rng.integers(0, 5, 60)
-    save_parts(tmp_path, graph, 5, parts, nodes={"x": rng.normal(size=(60, 3)), "y": np.arange(60)})
+    nodes = {"x": rng.normal(size=(60, 3)), "y": np.arange(60)}
+    nodes |= {"typed": {"a": rng.random((TYPES["a"], 2)), "b": None}} if relational else {}
+    save_parts(tmp_path, graph, 5, parts, nodes=nodes)
     split, values = load_parts(tmp_path, mesh_of(num_parts), "nodes")
-    again, files = load_parts(tmp_path, mesh_of(num_parts), "nodes", on_disk=["x"])
+    again, files = load_parts(
+        tmp_path, mesh_of(num_parts), "nodes", on_disk=[*nodes.keys() - {"y"}]
+    )
     jax.tree.map(np.testing.assert_array_equal, (split, values["y"]), (again, files["y"]))
     assert files["x"].shape == (60, 3)
     x, y = values["x"], values["y"]
@@ -284,6 +295,8 @@ def test_rows_of_the_host_are_the_rows(method, num_parts, relational, rng, tmp_p
         (files["x"], {"y": files["y"], "host": np.arange(60)}),
     ]
     on_devices = [((x, {"y": y}), y)] * 2 + [(({"x": x}, y), None), (x, {"y": y, "host": y})]
+    sources.append((files.get("typed"), None))
+    on_devices.append((values.get("typed"), None))
     for (rows, labels), (device_rows, device_labels) in zip(sources, on_devices, strict=True):
         samples = split.fetch_ahead(epoch, x=rows, y=labels, ahead=int(rng.integers(1, 9)))
         for batch, sample in zip(epoch, samples, strict=True):
