@@ -80,7 +80,7 @@ def sums_of_neighbours(sharded, x, batch):
 epoch = sharded.neighbor_batches(np.arange(50), 7, (-1, -1))
 sampled = sum(sums_of_neighbours(sharded, sharded.shard(x), batch) for batch in epoch)
 close(sampled, spmm(graph, spmm(graph, x)).sum(0))
-cached = sharded.cached(sharded.shard(x), epoch[0], 5)
+cached = sharded.cached(epoch[0], sharded.shard(x), 5)
 sampled = sum(sums_of_neighbours(sharded, cached, batch) for batch in epoch)
 close(sampled, spmm(graph, spmm(graph, x)).sum(0))
 

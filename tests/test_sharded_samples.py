@@ -206,7 +206,7 @@ def test_cached_rows_are_the_rows(method, num_parts, relational, rng):
     epoch = split.neighbor_batches(rng.integers(0, 60, 40), 8, (3, 2), **options)
     expected = [draw(split, batch, x=x) for batch in epoch]
     for num_rows in (1, int(rng.integers(2, 40)), 1000):
-        cached = split.cached(x, epoch[0], num_rows)
+        cached = split.cached(epoch[0], x, num_rows)
         assert cached.places.shape == (
             num_parts,
             min(num_rows, max(num_parts - 1, 1) * x["ids"].shape[1]),
@@ -230,7 +230,7 @@ def test_copies_are_of_the_rows_that_are_asked_for_most(rng):
     graph = Graph.from_edges(src, rng.integers(0, 300, 4000), num_nodes=300)
     split = shard_graph(graph, mesh_of(3), "nodes", "hash")
     epoch, count = split.neighbor_batches(np.arange(300), 5, (4, 3)), 50
-    cached = split.cached(split.shard(np.zeros(300)), epoch[0], count)
+    cached = split.cached(epoch[0], split.shard(np.zeros(300)), count)
     owner = np.zeros(300, int)
     for device, ids in enumerate(np.asarray(split.node_ids)):
         owner[ids[ids >= 0]] = device
@@ -254,7 +254,7 @@ def test_cached_rows_have_no_gradient(rng):
     graph = random_graph(rng)
     split = sharded(rng, graph, mesh_of(3), "hash")
     x, batch = split.shard(rng.normal(size=(60, 2))), split.neighbor_batches([1, 2], 2, (2, 2))[0]
-    cached = split.cached(x, batch, 5)
+    cached = split.cached(batch, x, 5)
 
     def loss(cached, scale):
         sums = split.apply(lambda part, x, b: b.sample(part, x=x).x.sum(), cached, batch)
@@ -354,15 +354,15 @@ def test_errors(rng):
     x = split.shard(np.ones((60, 2)))
     for num_rows, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="num_rows must be"):
-            split.cached(x, batch, num_rows)
+            split.cached(batch, x, num_rows)
     with pytest.raises(ValueError, match=r"x must have the shape \(3, 20, ...\)"):
-        split.cached(np.ones((60, 2)), batch, 1)
+        split.cached(batch, np.ones((60, 2)), 1)
     with pytest.raises(TypeError, match=r"batch must be a .*ShardedSeeds"):
-        split.cached(x, batches(), 1)
+        split.cached(batches(), x, 1)
     with pytest.raises(TypeError, match="x must be known"):
-        jax.jit(lambda x: split.cached(x, batch, 1))(x)
+        jax.jit(lambda x: split.cached(batch, x, 1))(x)
     host_rows = split.host_rows(np.ones((60, 2)))
-    for rows in (host_rows, [split.cached(x, batch, 1)]):
+    for rows in (host_rows, [split.cached(batch, x, 1)]):
         with pytest.raises(TypeError, match=r"x must be arrays of the device, got .*fetch_ahead"):
             split.apply(lambda part, batch, x: batch.sample(part, x=x), batch, rows)
     with pytest.raises(ValueError, match=r"x must be \(num_nodes = 60, \*features\), got \(59,\)"):
@@ -370,7 +370,7 @@ def test_errors(rng):
     with pytest.raises(ValueError, match=r"y must have the shape \(3, 20, ...\)"):
         split.fetch_ahead([batch], y=jnp.ones(60))
     with pytest.raises(TypeError, match="x must be arrays of numpy or of the devices, HostRows"):
-        split.fetch_ahead([batch], x=split.cached(x, batch, 1))
+        split.fetch_ahead([batch], x=split.cached(batch, x, 1))
     with pytest.raises(TypeError, match=r"batches must be a .*ShardedSeeds"):
         next(split.fetch_ahead([1]))
     with pytest.raises(ValueError, match="ahead must be positive"):
