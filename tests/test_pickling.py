@@ -91,7 +91,7 @@ def parts() -> Iterator[Any]:
         yield from (sharded, sharded.part)
         if graph is not HYPERGRAPH:
             batch = sharded.neighbor_batches([0], 1, (2,))[0]
-            yield from (batch, sharded.cached(sharded.shard(ROWS), batch, 1))
+            yield from (batch, sharded.cached(batch, sharded.shard(ROWS), 1))
     yield sharding.HostRows.put(ROWS)
 
 

@@ -436,6 +436,18 @@ def test_errors_of_files(folder, rng):
     message = "has 2 parts, but axis 'nodes' 4 devices: load the parts on at most 2 devices, or"
     with pytest.raises(ValueError, match=message):
         load_parts(folder, mesh_of(4), "nodes")
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **np.load(folder / "1.npz"))
+    for num_devices in (2, 1):
+        load_parts(changed("1.npz", packed.getvalue()), mesh_of(num_devices), "nodes")
+        with pytest.raises(
+            ValueError, match=r"1\.npz: '\d+' is compressed, which cannot be mapped"
+        ):
+            load_parts(folder.parent / "made", mesh_of(num_devices), "nodes", on_disk=["x"])
+        with pytest.raises(ValueError, match=r"has no values of nodes 'z', but \['x'\]"):
+            load_parts(folder, mesh_of(num_devices), "nodes", on_disk=["z"])
+    with pytest.raises(TypeError, match="on_disk must be a sequence of names, got 'x'"):
+        load_parts(folder, mesh_of(2), "nodes", on_disk="x")
     with pytest.raises(ValueError, match="axis must be one of"):
         load_parts(folder, mesh_of(2), "rows")
     with pytest.raises(TypeError, match="mesh must be a "):
@@ -475,9 +487,10 @@ def test_plans_made_by_hand(folder, rng):
     for i in range(100):
         np.savez(folder / "plan.npz", **plan | {"told": json.dumps(changed(structure))})
         try:
-            load_parts(folder, mesh_of(1 + i % 2), "nodes")
+            load_parts(folder, mesh_of(1 + i % 2), "nodes", on_disk=["x"] * (i % 3 == 0))
         except ValueError as error:
-            assert re.search("plan of parts|is not the part", str(error)), error
+            messages = "plan of parts|is not the part|has no values of nodes|it has no array"
+            assert re.search(messages, str(error)), error
             refused += 1
     assert refused
 

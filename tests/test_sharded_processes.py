@@ -17,6 +17,7 @@ from jax_gnn import Graph
 from jax_gnn.sharding import save_parts
 
 PROCESS = """
+import dataclasses
 import os
 import shutil
 import sys
@@ -79,6 +80,9 @@ def sums_of_neighbours(sharded, x, batch):
 epoch = sharded.neighbor_batches(np.arange(50), 7, (-1, -1))
 sampled = sum(sums_of_neighbours(sharded, sharded.shard(x), batch) for batch in epoch)
 close(sampled, spmm(graph, spmm(graph, x)).sum(0))
+cached = sharded.cached(epoch[0], sharded.shard(x), 5)
+sampled = sum(sums_of_neighbours(sharded, cached, batch) for batch in epoch)
+close(sampled, spmm(graph, spmm(graph, x)).sum(0))
 
 def on_all(leaf):
     return jax.make_array_from_callback(
@@ -114,6 +118,20 @@ def check_loaded(folder, sharded):
 
 check_loaded(local, sharded)
 check_loaded(f"{folder}-shares", sharded)
+loaded, values = load_parts(local, mesh, "nodes", on_disk=["x"])
+own, device_x = np.zeros_like(x), sharded.shard(x)
+for shard in sharded.node_ids.addressable_shards:  # a process needs rows of its own nodes only
+    ids = np.asarray(shard.data)[0]
+    own[ids[ids >= 0]] = x[ids[ids >= 0]]
+sample = jax.jit(lambda *args: args[0].apply(lambda part, b, x: b.sample(part, x=x), *args[1:]))
+few = epoch.map(lambda batch: dataclasses.replace(batch, expected=(0, 0, 0)))  # several rounds
+host_x = own, loaded.host_rows(x), values["x"]
+for batch, fetched in zip(few, loaded.fetch_ahead(few, x=host_x), strict=True):
+    expected = sample(loaded, batch, (device_x,) * 3)
+    for a, b in zip(jax.tree.leaves(fetched), jax.tree.leaves(expected), strict=True):
+        for shard, other in zip(a.addressable_shards, b.addressable_shards, strict=True):
+            np.testing.assert_array_equal(shard.data, other.data)
+
 # Seven parts on four devices: pairs are padded to the largest number of all processes.
 (src, dst), types = rng.integers(0, 50, (2, 300)), rng.integers(0, 9, 300)
 typed = RelationalGraph.from_triples(src, types, dst, num_nodes=50).with_parts()

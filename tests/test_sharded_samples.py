@@ -13,7 +13,14 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from op_spec import assert_close
 from sampling_checks import check_distribution
-from test_sharded_graph import mesh_of, random_graph, random_hypergraph, random_relational, sharded
+from test_sharded_graph import (
+    TYPES,
+    mesh_of,
+    random_graph,
+    random_hypergraph,
+    random_relational,
+    sharded,
+)
 
 from flax_layers import RGCN, SAGE
 from jax_gnn import Graph, RelationalGraph
@@ -199,7 +206,7 @@ def test_cached_rows_are_the_rows(method, num_parts, relational, rng):
     epoch = split.neighbor_batches(rng.integers(0, 60, 40), 8, (3, 2), **options)
     expected = [draw(split, batch, x=x) for batch in epoch]
     for num_rows in (1, int(rng.integers(2, 40)), 1000):
-        cached = split.cached(x, epoch[0], num_rows)
+        cached = split.cached(epoch[0], x, num_rows)
         assert cached.places.shape == (
             num_parts,
             min(num_rows, max(num_parts - 1, 1) * x["ids"].shape[1]),
@@ -223,7 +230,7 @@ def test_copies_are_of_the_rows_that_are_asked_for_most(rng):
     graph = Graph.from_edges(src, rng.integers(0, 300, 4000), num_nodes=300)
     split = shard_graph(graph, mesh_of(3), "nodes", "hash")
     epoch, count = split.neighbor_batches(np.arange(300), 5, (4, 3)), 50
-    cached = split.cached(split.shard(np.zeros(300)), epoch[0], count)
+    cached = split.cached(epoch[0], split.shard(np.zeros(300)), count)
     owner = np.zeros(300, int)
     for device, ids in enumerate(np.asarray(split.node_ids)):
         owner[ids[ids >= 0]] = device
@@ -247,7 +254,7 @@ def test_cached_rows_have_no_gradient(rng):
     graph = random_graph(rng)
     split = sharded(rng, graph, mesh_of(3), "hash")
     x, batch = split.shard(rng.normal(size=(60, 2))), split.neighbor_batches([1, 2], 2, (2, 2))[0]
-    cached = split.cached(x, batch, 5)
+    cached = split.cached(batch, x, 5)
 
     def loss(cached, scale):
         sums = split.apply(lambda part, x, b: b.sample(part, x=x).x.sum(), cached, batch)
@@ -267,9 +274,13 @@ def test_rows_of_the_host_are_the_rows(method, num_parts, relational, rng, tmp_p
     """Arrays of numpy, HostRows and files give what arrays of the devices give, in any round."""
     graph = random_relational(rng, True) if relational else random_graph(rng)
     parts = np.zeros(60, int) if method == "one part" else rng.integers(0, 5, 60)
-    save_parts(tmp_path, graph, 5, parts, nodes={"x": rng.normal(size=(60, 3)), "y": np.arange(60)})
+    nodes = {"x": rng.normal(size=(60, 3)), "y": np.arange(60)}
+    nodes |= {"typed": {"a": rng.random((TYPES["a"], 2)), "b": None}} if relational else {}
+    save_parts(tmp_path, graph, 5, parts, nodes=nodes)
     split, values = load_parts(tmp_path, mesh_of(num_parts), "nodes")
-    again, files = load_parts(tmp_path, mesh_of(num_parts), "nodes", on_disk=["x"])
+    again, files = load_parts(
+        tmp_path, mesh_of(num_parts), "nodes", on_disk=[*nodes.keys() - {"y"}]
+    )
     jax.tree.map(np.testing.assert_array_equal, (split, values["y"]), (again, files["y"]))
     assert files["x"].shape == (60, 3)
     x, y = values["x"], values["y"]
@@ -284,6 +295,8 @@ def test_rows_of_the_host_are_the_rows(method, num_parts, relational, rng, tmp_p
         (files["x"], {"y": files["y"], "host": np.arange(60)}),
     ]
     on_devices = [((x, {"y": y}), y)] * 2 + [(({"x": x}, y), None), (x, {"y": y, "host": y})]
+    sources.append((files.get("typed"), None))
+    on_devices.append((values.get("typed"), None))
     for (rows, labels), (device_rows, device_labels) in zip(sources, on_devices, strict=True):
         samples = split.fetch_ahead(epoch, x=rows, y=labels, ahead=int(rng.integers(1, 9)))
         for batch, sample in zip(epoch, samples, strict=True):
@@ -358,15 +371,15 @@ def test_errors(rng):
     x = split.shard(np.ones((60, 2)))
     for num_rows, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="num_rows must be"):
-            split.cached(x, batch, num_rows)
+            split.cached(batch, x, num_rows)
     with pytest.raises(ValueError, match=r"x must have the shape \(3, 20, ...\)"):
-        split.cached(np.ones((60, 2)), batch, 1)
+        split.cached(batch, np.ones((60, 2)), 1)
     with pytest.raises(TypeError, match=r"batch must be a .*ShardedSeeds"):
-        split.cached(x, batches(), 1)
+        split.cached(batches(), x, 1)
     with pytest.raises(TypeError, match="x must be known"):
-        jax.jit(lambda x: split.cached(x, batch, 1))(x)
+        jax.jit(lambda x: split.cached(batch, x, 1))(x)
     host_rows = split.host_rows(np.ones((60, 2)))
-    for rows in (host_rows, [split.cached(x, batch, 1)]):
+    for rows in (host_rows, [split.cached(batch, x, 1)]):
         with pytest.raises(TypeError, match=r"x must be arrays of the device, got .*fetch_ahead"):
             split.apply(lambda part, batch, x: batch.sample(part, x=x), batch, rows)
     with pytest.raises(ValueError, match=r"x must be \(num_nodes = 60, \*features\), got \(59,\)"):
@@ -374,7 +387,7 @@ def test_errors(rng):
     with pytest.raises(ValueError, match=r"y must have the shape \(3, 20, ...\)"):
         split.fetch_ahead([batch], y=jnp.ones(60))
     with pytest.raises(TypeError, match="x must be arrays of numpy or of the devices, HostRows"):
-        split.fetch_ahead([batch], x=split.cached(x, batch, 1))
+        split.fetch_ahead([batch], x=split.cached(batch, x, 1))
     with pytest.raises(TypeError, match=r"batches must be a .*ShardedSeeds"):
         next(split.fetch_ahead([1]))
     with pytest.raises(ValueError, match="ahead must be positive"):

@@ -48,7 +48,7 @@ class CachedRows:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
         >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
         >>> batch = sharded.neighbor_batches([0], 1, (2,))[0]
-        >>> x = sharded.cached(sharded.shard(jnp.array([1.0, 2.0, 3.0])), batch, 2)
+        >>> x = sharded.cached(batch, sharded.shard(jnp.array([1.0, 2.0, 3.0])), 2)
         >>> sharded.apply(lambda part, batch, x: batch.sample(part, x=x).x, batch, x)
         Array([[1., 2., 3.]], dtype=float32)
     """

@@ -497,7 +497,7 @@ def _read_part(
     try:
         description = json.loads(str(plan["told"]))[number]
         keys = {*map(str, _array_numbers(description))}
-        by_name = {} if number else description["fields"]["node_values"]["by name"]
+        by_name = {} if number else dict(description["fields"]["node_values"]["by name"])
     except Exception as error:  # plans that were written by hand lead to many types
         raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
     if unknown := sorted({*on_disk} - by_name.keys()):

@@ -299,7 +299,7 @@ def neighbor_batches(
     return grain.MapDataset.range(length).map_with_index(batches)
 
 
-def cached(sharded: ShardedGraph, x: Any, batch: ShardedSeeds, num_rows: int) -> CachedRows:
+def cached(sharded: ShardedGraph, batch: ShardedSeeds, x: Any, num_rows: int) -> CachedRows:
     """Copy rows of other devices' nodes to each device whose samples need them most often.
 
     Which rows these are follows from the probabilities by which seeds and edges are drawn, on each
@@ -308,8 +308,8 @@ def cached(sharded: ShardedGraph, x: Any, batch: ShardedSeeds, num_rows: int) ->
 
     Args:
         sharded: the graph.
-        x: ``(devices, capacity, *features)``, as of :meth:`shard`, or a pytree of such.
         batch: any batch of :meth:`neighbor_batches`, for its seeds, ``batch_size`` and ``fanouts``.
+        x: ``(devices, capacity, *features)``, as of :meth:`shard`, or a pytree of such.
         num_rows: number of rows that a device copies, at most the number of other devices' rows.
 
     Returns:
@@ -323,7 +323,7 @@ def cached(sharded: ShardedGraph, x: Any, batch: ShardedSeeds, num_rows: int) ->
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
         >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
         >>> batch = sharded.neighbor_batches([0], 1, (2,))[0]
-        >>> sharded.cached(sharded.shard(jnp.ones((3, 4))), batch, 1)
+        >>> sharded.cached(batch, sharded.shard(jnp.ones((3, 4))), 1)
         CachedRows(num_copies=1)
     """
     arguments.check_instance("batch", batch, ShardedSeeds)
