@@ -23,7 +23,7 @@ from flax_layers.norms import check_nodes
 from flax_layers.point_layers import CFConv, shifted_softplus
 from flax_layers.readout import Readout, _Classifier, readout
 from jax_gnn import Batch, Graph, Node, program
-from jax_gnn.extend import check_choice
+from jax_gnn.extend import check_choice, check_finite
 
 MAX_ATOMIC_NUMBER = 99
 
@@ -85,13 +85,14 @@ class SchNet(_Classifier):
         check_positive(**{name: getattr(self, name) for name in sizes})
         check_rates(dropout_rate=self.dropout_rate)
         check_choice("graph_reduce", self.graph_reduce, get_args(Readout))
-        for name, value, least in (
-            ("in_features", self.in_features, 4),
-            ("num_gaussians", self.num_gaussians, 2),
-        ):
-            if value < least or (name == "in_features" and value != least):
-                raise ValueError(f"{name} must be {least}{' or more' * (least == 2)}, got {value}")
-        if not 0 < self.cutoff < np.inf:
+        check_positive(in_features=self.in_features, num_gaussians=self.num_gaussians)
+        if self.in_features != 4:
+            raise ValueError(
+                f"in_features must be 4, a number and a position, got {self.in_features}"
+            )
+        if self.num_gaussians < 2:
+            raise ValueError(f"num_gaussians must be 2 or more, got {self.num_gaussians}")
+        if check_finite("cutoff", self.cutoff) <= 0:
             raise ValueError(f"cutoff must be a positive number, got {self.cutoff}")
         width = self.hidden_features
         options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}

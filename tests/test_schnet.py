@@ -172,7 +172,7 @@ def test_equals_pyg(rng, reduce):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"in_features": 3}, "in_features must be 4, got 3"),
+        ({"in_features": 3}, "in_features must be 4, a number and a position, got 3"),
         ({"num_gaussians": 1}, "num_gaussians must be 2 or more, got 1"),
         ({"cutoff": -1.0}, r"cutoff must be a positive number, got -1\.0"),
         ({"graph_reduce": "max of"}, "graph_reduce must be"),
