@@ -24,7 +24,9 @@ from benchmarks import (
     schedule_trees,
     schedules,
     sharding,
+    typed,
 )
+from benchmarks.bench_program import MODELS
 from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
@@ -122,6 +124,13 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     add("--published", type=Path, help="folder with checkouts of published code")
     add("--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*")
     add("--width", type=_positive, default=64, help="features")
+    add = command("counters", "count throughput of typed layers by ncu, on a GPU", _counters)
+    add("--data", type=Path, help="folder with real graphs")
+    add("--cases", type=_names, default=("fb15k237",), help="graphs, as in aifb,am-twin")
+    modes = [f"{model} h1 {mode}" for model in MODELS for mode in ("inference", "training")]
+    add("--modes", type=_names, default=modes[:6], help=", ".join(modes))
+    add("--width", type=_positive, default=64, help="features")
+    add("--out", type=Path, required=True, help="file of tables to write")
     add = reported(
         "minibatch",
         "time training on sampled neighbourhoods",
@@ -150,6 +159,17 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
         default=scaling.CASES,
         help=", ".join((*scaling.CASES, *scaling.ON_REQUEST)),
     )
+    add = reported(
+        "typed",
+        "time training of two typed layers beside PyG",
+        lambda o: [typed.run(_typed_settings(o), o.steps, o.epochs)],
+    )
+    add("--data", type=Path, help="folder with real graphs")
+    add("--cases", type=_names, default=typed.CASES, help="graphs and models, as in 'aifb rgat'")
+    add("--widths", type=_integers, default=(16, 64), help="features of a layer")
+    add("--families", type=_names, default=(), help=", ".join(typed.FAMILIES))
+    add("--steps", type=_positive, default=10, help="steps that are timed")
+    add("--epochs", type=_positive, default=0, help="train so long in two precisions instead")
     add = command("sharding", "count what travels between parts of graphs", _sharding)
     add("--data", type=Path, help="folder with real graphs")
     add("--graphs", type=_names, default=sharding.GRAPHS, help="names of plain graphs")
@@ -210,6 +230,13 @@ def _render(options: argparse.Namespace) -> int:
     return 0
 
 
+def _counters(options: argparse.Namespace) -> int:
+    settings = Settings("gpu", options.data, patterns=options.cases, modes=tuple(options.modes))
+    options.out.write_text(table := "".join(dram.throughput(settings, options.width)))
+    print(table)
+    return 0
+
+
 def _sharding(options: argparse.Namespace) -> int:
     document = sharding.run(options.data, options.graphs, options.parts)
     if options.out:
@@ -228,6 +255,16 @@ def _compat(options: argparse.Namespace) -> list[report.Document]:
     )
     scale = options.scale or (16 if options.platform == "gpu" else 1)
     return [compat.run(settings, scale, options.traced)]
+
+
+def _typed_settings(options: argparse.Namespace) -> Settings:
+    return Settings(
+        platform=options.platform,
+        data=options.data,
+        patterns=options.cases,
+        widths=options.widths,
+        families=options.families,
+    )
 
 
 def _measure_schedules(options: argparse.Namespace) -> int:

@@ -123,7 +123,8 @@ def torch_candidate(
     cotangent = problem.inputs.get("cotangent")
 
     def forward_only(*all_: Any) -> tuple[Any]:
-        with torch.no_grad():
+        trains = any(torch.is_tensor(value) and value.requires_grad for value in all_)
+        with torch.set_grad_enabled(trains and torch.is_grad_enabled()):
             return (forward(*all_),)
 
     def forward_backward(cotangent: Any, *rest: Any) -> tuple[Any, ...]:

@@ -4,8 +4,8 @@
 device has as many nodes and edges, ``--scale`` of a million and of 25 million, and needs of others
 a quarter as many rows as it has; one device alone has a graph of that size to itself. Of strong
 scaling they share a twin of Reddit2, split by each method. On GPUs rows are also sent by the copy
-engines. Peers are the same model over a mesh that splits arrays of nodes and edges, which JAX's
-partitioner makes of it, here and in plain JAX.
+engines, and those of named models in bfloat16. Peers are the same model over a mesh that splits
+arrays of nodes and edges, which JAX's partitioner makes of it, here and in plain JAX.
 Losses must be the same. Steps take turns; several are one program, as in training. The case
 ``layers``, which is run if it is asked for, is weak scaling of GCN, GraphSAGE, GAT and R-GCN of
 width 256 over hidden communities, one for each device, with a tenth of the edges between them, from
@@ -48,7 +48,7 @@ WIDE, DEGREE, LARGE = 512, 4, 1.6
 CASES = "weak", "strong", "host", "graphs", "experts"
 ON_REQUEST = ("large", "layers")
 RAGGED_DOT, ON_HOST = "ragged_dot", ", features on the host"
-COPIES = f"{OURS}, copy engines"
+COPIES, HALF = f"{OURS}, copy engines", f"{OURS}, rows sent in bfloat16"
 ONE, AUTOMATIC, PLAIN = "one device", "split arrays", "split arrays, plain jax"
 
 
@@ -180,9 +180,9 @@ def _case(
     here, plain, start, optimizer = _model(width, model or "gcn", width)
     graph, *rows = whole = _data(problem.graph, width)
     single = _data(alone.graph, width) if alone else whole
-    sharded, copying = (
-        shard_graph(graph, mesh, "nodes", method=problem.parts, copy_engines=copies)
-        for copies in (False, True)
+    options: list[dict[str, Any]] = [{}, {"copy_engines": True}, {"wire_dtype": "bfloat16"}]
+    sharded, copying, rounding = (
+        shard_graph(graph, mesh, "nodes", method=problem.parts, **named) for named in options
     )
 
     def at_parts(params: Any, sharded: Any, x: Any) -> Any:
@@ -197,6 +197,7 @@ def _case(
     calls: dict[str, tuple[Callable[..., Any], Any, Any]] = {
         OURS: (at_parts, over_all, (sharded, *map(sharded.shard, rows))),
         COPIES: (at_parts, over_all, (copying, *map(sharded.shard, rows))),
+        HALF: (at_parts, over_all, (rounding, *map(sharded.shard, rows))),
         AUTOMATIC: (here, over_all, arrays),
         PLAIN: (plain, over_all, arrays),
         ONE: (here, *jax.device_put((start, single), jax.devices()[0])),
@@ -205,6 +206,8 @@ def _case(
         del calls[COPIES]
     if model:
         del calls[PLAIN]
+    else:
+        del calls[HALF]
     trained, memory = {}, {}
     with ThreadPoolExecutor(len(calls)) as threads:
         compiled = {

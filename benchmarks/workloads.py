@@ -218,6 +218,8 @@ RELATIONAL_TWINS = {
     "mag": (1_939_743, 21_111_007, 4, 0.10, 0.07, 0.2),
     "wikikg2": (2_500_604, 16_109_182, 535, 0.87, 0.87, 1.0),
 }
+FREEBASE = 180_098, 1_057_688, 36, 0.5, 0.5
+"""Sizes of HGB's Freebase; its shares are assumed."""
 
 
 def relational_graphs(data: Path | None) -> dict[str, Workload]:
@@ -234,6 +236,8 @@ def relational_graphs(data: Path | None) -> dict[str, Workload]:
         found.append(
             Workload(f"{name}-twin", partial(typed_edges, *sizes), on_cpu=False, large=large)
         )
+    freebase = partial(typed_edges, *FREEBASE)
+    found.append(Workload("freebase-twin", freebase, on_request=True, on_cpu=False))
     return {workload.name: workload for workload in found}
 
 

@@ -708,9 +708,17 @@ def check_destinations_are_sources(graph: AnyGraph) -> None:
 
 
 def check_endpoint_features(
-    graph: AnyGraph, x: NodeFeatures, src_features: int, dst_features: int
+    graph: AnyGraph,
+    x: NodeFeatures,
+    src_features: int,
+    dst_features: int,
+    *,
+    with_halo: bool = True,
 ) -> tuple[Array, Array]:
-    """Return the features of sources and of destinations, of a pair or of one array for both."""
+    """Return the features of sources and of destinations, of a pair or of one array for both.
+
+    On a device's part with relations, those of sources have the halo, unless ``with_halo`` is off.
+    """
     if isinstance(x, tuple):
         if len(x) != 2:
             raise ValueError(f"x must be an array or a pair, got {len(x)} arrays")
@@ -727,8 +735,9 @@ def check_endpoint_features(
         )
     src = check_sources(graph, x, src_features)
     dst = destination_rows(graph, src)
-    # A layer of relations needs the halo before its maps; others map first if that is narrower.
-    return source_rows(graph, src) if isinstance(graph, RelationalGraph) else src, dst
+    # Attention within relations needs the halo before its maps; others map first if narrower.
+    fetches = with_halo and isinstance(graph, RelationalGraph)
+    return source_rows(graph, src) if fetches else src, dst
 
 
 def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Array:

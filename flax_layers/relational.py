@@ -204,10 +204,10 @@ class RGCNConv(RGCNOptions):
         # Rows of the destinations, for W_0.
         dst = None
         if isinstance(x, tuple) or (x is not None and self.self_weight):
-            x, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
+            sizes = self.in_features, self.in_features
+            x, dst = check_endpoint_features(graph, x, *sizes, with_halo=False)
         elif x is not None:
             x = check_features(x, num_rows(graph), self.in_features, rows_name="num_src")
-            x = source_rows(graph, x)
         elif (sources := _num_one_hot(graph)) != self.in_features:
             raise ValueError(
                 f"graph must have in_features = {self.in_features} sources where there is no x, "
@@ -272,6 +272,8 @@ class RGCNConv(RGCNOptions):
         options: Any = {"coefficients": coefficients, "precision": self.precision}
         if x is None:
             return relational_lookup(graph, kernel, weight, **options)
+        if isinstance(graph, RelationalPart) and x.shape[0] == graph.num_dst:
+            return graph.aggregate(x, kernel, weight, **options)
         return relational_aggregate(graph, x, kernel, weight, **options)
 
     def _sum_by_blocks(
@@ -280,7 +282,7 @@ class RGCNConv(RGCNOptions):
         """Sum messages by block-diagonal weights, whose blocks are a batch of products."""
         if graph.self_relation:  # its weight is not block-diagonal, and is added afterwards
             kernel = jnp.pad(kernel, ((0, 1), (0, 0), (0, 0), (0, 0)))
-        count = kernel.shape[1]
+        x, count = source_rows(graph, x), kernel.shape[1]
 
         def aggregate_block(x: Array, kernel: Array) -> Array:
             return relational_aggregate(graph, x, kernel, weight, precision=self.precision)

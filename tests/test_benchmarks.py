@@ -964,6 +964,12 @@ def no_module(*_: object) -> None:
             {minibatch: {"BATCH": 16, "FANOUTS": (2,), "LAYERS": 1, "HIDDEN": 8, "_pyg": no_peer}},
         ),
         (
+            "typed",
+            ["--cases", "tiny rgat h2", "--widths", "8", "--epochs", "4", "--families", "jax_gnn"],
+            {(f"rgat h2 8 {precision}", report.OURS) for precision in ("high", "highest")},
+            {},
+        ),
+        (
             "sampling",
             ["--graphs", "tiny", "--rounds", "1"],
             {("tree", name) for name in (report.OURS, *sampling.PEERS[:2], "draw alone")}
@@ -1042,6 +1048,28 @@ def test_counters_of_ncu_are_told_apart_by_marks():
         dram.kernels_of_calls("\n".join([head, *rows[2:]]))
     with pytest.raises(ValueError, match="profiled no kernel"):
         dram.kernels_of_calls("==WARNING== No kernels were profiled.")
+
+
+def test_throughput_of_kernels_by_ncu(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = "erfinv_kernel", "void jax_gnn::cuda::<unnamed>::sums<int>(Csr<int>)", "fusion_1"
+    values = 4_000, 8_000, 2_000, 40, 30, 20, 10  # nanoseconds, bytes, shares of the peak
+    lines = ['"ID","Kernel Name","Metric Name","Metric Value"'] + [
+        f'"{i}","{name}","{metric}","{value}"'
+        for i, name in enumerate(kernels)
+        for metric, value in zip(dram.THROUGHPUT, values, strict=True)
+    ]
+
+    def ncu(command: list[str], **_: object) -> SimpleNamespace:
+        Path(command[command.index("--log-file") + 1]).write_text("\n".join(lines))
+        return SimpleNamespace(stdout=f'{dram._CALL}["aifb", "rgcn h1 training"]\n')
+
+    monkeypatch.setattr(dram, "subprocess", SimpleNamespace(run=ncu, CalledProcessError=OSError))
+    monkeypatch.setattr(dram, "probe", lambda _: {"device": "H200", "versions": {"jax": "1"}})
+    assert main(["counters", "--cases", "aifb", "--out", str(tmp_path / "table.md")]) == 0
+    table = (tmp_path / "table.md").read_text()
+    assert "aifb, rgcn h1 training, 64 features: 8.0 µs in kernels" in table
+    for name in ("sums", "fusion_1"):
+        assert f"| `{name}` | 4 | 2 | 0.5 | 40 | 30 | 20 | 10 | 50 |" in table
 
 
 def test_an_exported_tree_names_its_commit(tmp_path):

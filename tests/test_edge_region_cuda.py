@@ -229,6 +229,25 @@ def test_gradients_of_linear_maps_are_in_regions_that_hold_them(width, layers, r
 
 
 @pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize("vectors", [0, 9])
+def test_linear_maps_whose_kernels_are_slow_are_ops(vectors, rng):
+    """Sums of 832 numbers beside matrices leave room for one warp of a multiprocessor."""
+
+    @program
+    def convolution(g, x: Node, y: Node, z: Node, e: Edge, w, v):
+        a, b, c = jnp.split(jnp.tanh(jnp.tanh(e @ w) @ v), 3)
+        more = [g.sum(g.src(y) * b), g.sum(g.src(z) * c)] if vectors else []
+        return [g.sum(g.src(x) * a), *more]
+
+    graph = Graph.from_edges(*rng.integers(0, 4000, size=(2, 60_000)), num_nodes=4000)
+    nodes = (4000, 64), (4000, 3, 64), (4000, max(vectors, 1), 64)
+    shapes = *nodes, (60_000, 64), (64, 64), (64, 192)
+    with jax_gnn.implementation("cuda"):
+        text = convolution.explain(graph, *map(jnp.ones, shapes))
+    assert ("v by all" in text) == (not vectors)
+
+
+@pytest.mark.usefixtures("fake_gpu")
 def test_compilers_run_side_by_side(rng, monkeypatch):
     """Kernels of a function and of its gradients are compiled at once, from the trace on."""
     edges, model = Edges.random(rng, "random"), pairwise(4)

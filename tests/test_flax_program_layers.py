@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import flax_layers as layers
+from flax_layers.gps import attention_within_graphs
 from jax_gnn import Batch, Graph, HeteroGraph, RelationalGraph
 
 torch = pytest.importorskip("torch")
@@ -525,6 +526,67 @@ def test_weights_of_messages(rng):
         layers.GENConv(4, 8, rngs=nnx.Rngs(0))(once, x, edge_weight=weights)
     with pytest.raises(ValueError, match=r"edge_weight must have shape \(num_edges, ..., \) = "):
         conv(once, x, once.edge_values(attr), edge_weight=weights[:3])
+
+
+@pytest.mark.parametrize("max_nodes", [17, 24, None])
+@pytest.mark.parametrize("others", [5, 60])
+def test_attention_within_graphs(rng: np.random.Generator, others: int, max_nodes: Any) -> None:
+    """Many small graphs beside a large one are cut into tiles; few are padded."""
+    sizes = [*rng.integers(0, 4, others // 2), 17, *rng.integers(1, 4, others // 2)]
+    none = [np.zeros((2, 0), int)] * len(sizes)
+    count = sum(sizes)
+    with jax.enable_x64(True):
+        batch = Batch.from_edges(none, sizes, num_nodes=count + 9, num_graphs=len(sizes) + 2)
+        rows = jnp.asarray(rng.normal(size=(3, count + 9, 2, 5)))
+
+        def reference(rows: Any) -> Any:
+            """Attention of each graph alone."""
+            ends, results = np.cumsum(sizes), []
+            for start, end in zip(ends - sizes, ends, strict=True):
+                query, key, value = rows[:, start:end]
+                scores = jnp.einsum("qhd,khd->hqk", query, key) / np.sqrt(5)
+                results.append(jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), value))
+            return jnp.concatenate(results)
+
+        def attend(rows: Any, max_nodes: Any = max_nodes) -> Any:
+            return attention_within_graphs(batch, *rows, max_nodes)
+
+        y, want = attend(rows), reference(rows)
+        np.testing.assert_allclose(y[:count], want, rtol=1e-12, atol=1e-12)
+        assert jnp.isfinite(y).all()
+        grads = (
+            jax.grad(lambda rows, f=f: jnp.sum(jnp.sin(f(rows)[:count])))(rows)
+            for f in (attend, jax.jit(attend), reference)
+        )
+        first, second, expected = grads
+        np.testing.assert_allclose(first, expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(second, expected, rtol=1e-12, atol=1e-12)
+        is_large = np.repeat(sizes, sizes) > 16
+        cut = attend(rows, 16)[:count]
+        assert jnp.isnan(cut[is_large]).all()
+        np.testing.assert_allclose(cut[~is_large], want[~is_large], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("nodes", "dtype"), [(80, "bfloat16"), (80, "float32"), (64, "bfloat16")])
+def test_attention_of_large_graphs_is_cudnn_s(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, nodes: int, dtype: str
+) -> None:
+    """On a GPU of half types; here its place is taken by XLA's function of the same arguments."""
+    attend, called = jax.nn.dot_product_attention, []
+
+    def by_xla(*rows: Any, implementation: str, **lengths: Any) -> Any:
+        called.append(implementation)
+        return attend(*rows, implementation="xla", **lengths)
+
+    batch = Batch.from_edges([np.zeros((2, 0), int)] * 2, [nodes, 70], num_nodes=160, num_graphs=3)
+    sizes = {"max_nodes": max(nodes, 70)} if nodes == 80 else {"max_nodes": 64}
+    rows = jnp.asarray(rng.normal(size=(3, 160, 2, 8)), dtype)
+    want = attention_within_graphs(batch, *rows.astype(jnp.float32), **sizes)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    got = attention_within_graphs(batch, *rows, **sizes).astype(jnp.float32)
+    np.testing.assert_allclose(got, want, rtol=0.03, atol=0.03)
+    assert called == (["cudnn"] if (nodes, dtype) == (80, "bfloat16") else [])
 
 
 @pytest.mark.parametrize("norm", [None, "batch_norm", "layer_norm", "graph_norm"])

@@ -172,6 +172,8 @@ def test_packages_of_one_floor_import_public_names_alone():
             "datasets._table_files": (
                 *("convert._columns", "convert._kinds", "convert._names", "convert._table"),
             ),
+            "sharding._cached_rows": ("sampling._neighbors", "sampling._relational"),
+            "sharding._host_samples": ("sampling._prefetch", "sampling._rows"),
             "sharding._samples": (
                 *("sampling._loader", "sampling._neighbors", "sampling._relational"),
                 "sampling._rows",

@@ -90,7 +90,8 @@ def parts() -> Iterator[Any]:
         sharded = sharding.shard_graph(graph, mesh, "nodes")
         yield from (sharded, sharded.part)
         if graph is not HYPERGRAPH:
-            yield sharded.neighbor_batches([0], 1, (2,))[0]
+            batch = sharded.neighbor_batches([0], 1, (2,))[0]
+            yield from (batch, sharded.cached(sharded.shard(ROWS), batch, 1))
     yield sharding.HostRows.put(ROWS)
 
 

@@ -7,6 +7,10 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +33,18 @@ from test_sharded_graph import (
     random_relational,
 )
 
-from jax_gnn import Graph, HeteroGraph, Hypergraph, host_arrays
-from jax_gnn.sharding import load_parts, save_edge_parts, save_parts, shard_graph
+from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, host_arrays
+from jax_gnn.relational import edges_of
+from jax_gnn.sharding import (
+    _edge_chunks,
+    _processes,
+    load_parts,
+    save_edge_parts,
+    save_parts,
+    shard_graph,
+)
 from jax_gnn.sharding._partition import SplitArgs, parse_graph
-from jax_gnn.sharding._sharded import assemble
+from jax_gnn.sharding._sharded import Messages, assemble
 from jax_gnn.sharding._split import split_graph
 
 
@@ -62,35 +74,99 @@ def test_files_have_what_is_split(make, num_parts, tmp_path, rng):
     size = getattr(graph, "num_hyperedges", 0) or graph.num_edges
     edges = {"weight": rng.random(size, np.float32)}
     save_parts(tmp_path / "parts", graph, num_parts, method, nodes=nodes, edges=edges)
-    split, values = load_parts(tmp_path / "parts", mesh_of(num_parts), "nodes")
-    expected = shard_graph(graph, mesh_of(num_parts), "nodes", method)
+    named: Any = {"wire_dtype": rng.choice([None, "bfloat16"]), "copy_engines": True}
+    split, values = load_parts(tmp_path / "parts", mesh_of(num_parts), "nodes", **named)
+    expected = shard_graph(graph, mesh_of(num_parts), "nodes", method, **named)
     assert_same(split, expected)
     expected_values = {name: expected.shard(rows) for name, rows in nodes.items()}
     assert_same(values, expected_values | {"weight": expected.shard_edges(edges["weight"])})
 
 
+def save_by_processes(count: int, folder: Path, chunks: list[Any], *args: Any, **named: Any):
+    """Write parts from chunks in as many threads, each with the arguments of a process."""
+    bounds = np.linspace(0, len(chunks), count + 1).astype(int)
+
+    def save(i: int) -> str:
+        share = iter(chunks[bounds[i] : bounds[i + 1]])
+        options = {name: value(i) if callable(value) else value for name, value in named.items()}
+        try:
+            save_edge_parts(folder, share, *args, **options, process_index=i, process_count=count)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(save, range(count)))
+
+
+def write_parquet(path: Path, src, dst, values: dict[str, np.ndarray]) -> Path:
+    from pyarrow import FixedSizeListArray, array, parquet, table
+
+    columns: dict[str, Any] = {"from": src, "to": dst, "other": src}
+    for name, rows in values.items():
+        is_list = rows.ndim == 2
+        lists = FixedSizeListArray.from_arrays(array(rows.ravel()), rows.shape[1]) if is_list else 0
+        columns[name] = lists if is_list else rows
+    parquet.write_table(table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 7])
 @pytest.mark.parametrize("num_parts", [1, 3, 8])
 @pytest.mark.parametrize("method", ["contiguous", "hash", "given", "one part"])
-def test_chunks_of_edges(method, num_parts, tmp_path, rng):
-    """Files from chunks in any order and format are those of the graph, bit for bit."""
-    graph, x = random_graph(rng), rng.normal(size=(60, 3)).astype(np.float32)
-    src, dst = (np.asarray(ids)[: int(graph.indptr[-1])] for ids in (graph.cols, graph.rows))
-    graph = Graph.from_edges(src, dst, num_nodes=60)
+@pytest.mark.parametrize("kind", ["graph", "values", "relations", "types, values, loops"])
+def test_chunks_of_edges(kind, method, num_parts, num_processes, tmp_path, rng, monkeypatch):
+    """Files from chunks of any format, by any number of processes, are those of the graph."""
+    monkeypatch.setattr(_edge_chunks, "_READ_EDGES", 40)
+    src, dst = rng.integers(0, 60, (2, 300))
+    dst[100:160], src[-50:], dst[-50:] = 7, src[:50], dst[:50]  # a hub, repeated edges
+    types, schema, graph, triples = rng.integers(0, 4, 300), None, None, None
+    values: dict[str, np.ndarray] = {}
+    if "values" in kind:
+        values = {
+            "weight": rng.random(300, np.float32),
+            "z": rng.normal(size=(300, 3)).astype(np.float32),
+        }
+        values["flag"] = rng.random(300) < 0.5
+    if kind == "relations":
+        schema = RelationalGraph.from_triples([], [], [], 60, 4, parts=("from_pairs",))
+        triples = RelationalGraph.from_triples(src, types, dst, 60, 4, parts=("from_pairs",))
+    elif "types" in kind:
+        empty: Any = {("a", str(i), "b"): [] for i in range(4)}
+        schema = HeteroGraph.from_edges(empty, {"a": 20, "b": 40}, self_relation=True)
+        triples = RelationalGraph.from_triples(src, types, dst, 60, 4, self_relation=True)
+        names = ("node_type_sizes", "node_type_names", "relation_names")
+        triples = replace(triples, **{name: getattr(schema.relational, name) for name in names})
+    graph = triples or Graph.from_edges(src, dst, num_nodes=60)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
     if method in ("given", "one part"):
         method = rng.integers(0, num_parts if method == "given" else 1, 60)
-    order = rng.permutation(len(src))
-    chunks: Any = [(src[ids], dst[ids].tolist()) for ids in np.array_split(order, 5)]
-    np.save(tmp_path / "0.npy", np.stack(chunks[0]))
-    chunks[0] = tmp_path / "0.npy"
-    if importlib.util.find_spec("pyarrow"):
-        from pyarrow import parquet, table
-
-        columns = {"from": chunks[1][0], "to": chunks[1][1], "weight": chunks[1][0]}
-        parquet.write_table(table(columns), tmp_path / "1.parquet")
-        chunks[1] = str(tmp_path / "1.parquet")
+    given = values | ({"relation": types} if schema else {})
+    chunks: Any = []
+    for i, ids in enumerate(np.array_split(np.arange(300), 5)):
+        rows = {name: array[ids] for name, array in given.items()}
+        if i == 1 and not values:
+            np.save(tmp_path / "1.npy", np.stack([src[ids], dst[ids], *rows.values()]))
+            chunks.append(tmp_path / "1.npy")
+        elif i == 2 and importlib.util.find_spec("pyarrow"):
+            chunks.append(str(write_parquet(tmp_path / "2.parquet", src[ids], dst[ids], rows)))
+        else:
+            chunks.append((src[ids], dst[ids].tolist(), *([rows] if rows else [])))
     folders = tmp_path / "whole", tmp_path / "chunks"
-    save_parts(folders[0], graph, num_parts, method, nodes={"x": x})
-    save_edge_parts(folders[1], iter(chunks), 60, num_parts, method, nodes={"x": x})
+    edges = {name: np.asarray(edges_of(graph).edge_values(rows)) for name, rows in values.items()}
+    save_parts(folders[0], graph, num_parts, method, nodes={"x": x}, edges=edges)
+    errors = save_by_processes(
+        num_processes,
+        folders[1],
+        chunks,
+        60,
+        num_parts,
+        method,
+        nodes={"x": x},
+        edge_values=[*values],
+        schema=schema,
+    )
+    assert not any(errors), errors
     names = sorted(path.name for path in folders[0].iterdir())
     assert names == sorted(path.name for path in folders[1].iterdir())
     for name in names:
@@ -99,9 +175,13 @@ def test_chunks_of_edges(method, num_parts, tmp_path, rng):
         for key, array in files[0].items():
             assert files[1][key].dtype == array.dtype
             np.testing.assert_array_equal(files[1][key], array)
-    empty = tmp_path / "empty"
-    save_edge_parts(empty, [], 60, num_parts)
-    assert load_parts(empty, mesh_of(num_parts), "nodes")[0].num_nodes == 60
+    empty_folder, named = tmp_path / "empty", {"edge_values": [*values], "schema": schema}
+    errors = save_by_processes(num_processes, empty_folder, [], 60, num_parts, **named)
+    assert not any(errors), errors
+    assert load_parts(empty_folder, mesh_of(num_parts), "nodes")[0].num_nodes == 60
+
+
+RELATIONS_OF_3 = RelationalGraph.from_triples([], [], [], 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +191,25 @@ def test_chunks_of_edges(method, num_parts, tmp_path, rng):
         ("edges must be of pairs", {"edges": [([0],)]}),
         ("num_parts must be 1 to num_nodes", {"num_parts": 4}),
         ("method must be", {"method": "multilevel"}),
+        (r"edges must have the values \['w'\], got those of \[\]", {"edge_values": ["w"]}),
+        (
+            "one dtype and shape in all chunks",
+            {"edges": [([0], [1], {"w": [k]}) for k in (1, 1.0)], "edge_values": ["w"]},
+        ),
+        (
+            r"edges\['w'\] must be \(count = 1, ...\), got shape \(2,\)",
+            {"edges": [([0], [1], {"w": [1, 2]})], "edge_values": ["w"]},
+        ),
+        (
+            r"edges\['relation'\]\[0\] = 2 is outside",
+            {"edges": [([0], [1], {"relation": 2})], "schema": RELATIONS_OF_3},
+        ),
+        (
+            "schema must have num_nodes = 3, and no edges",
+            {"schema": RelationalGraph.from_triples([0], [0], [0], 3, 2)},
+        ),
+        ("edge_values must not have 'relation'", {"edge_values": ["relation"]}),
+        ("process_index must be below process_count", {"process_index": 2, "process_count": 2}),
     ],
 )
 def test_wrong_chunks_of_edges(message, changes, tmp_path):
@@ -118,6 +217,83 @@ def test_wrong_chunks_of_edges(message, changes, tmp_path):
     with pytest.raises(ValueError, match=message):
         save_edge_parts(tmp_path / "parts", **arguments)
     assert not [*(tmp_path / "parts").glob("*")]
+
+
+def test_errors_of_several_processes(tmp_path, rng, monkeypatch):
+    """An error of one process names its file on all of them; all leave, and a next run works."""
+    folder, chunks = tmp_path / "parts", [tuple(rng.integers(0, 9, (2, 5))) for _ in range(3)]
+    wrong = np.array([[0, 9], [1, 2]])
+    np.save(tmp_path / "wrong.npy", wrong)
+    cases: list[tuple[list[Any], dict[str, Any], str]] = [
+        (
+            [chunks[0], tmp_path / "wrong.npy", chunks[2]],
+            {},
+            r"wrong\.npy: edges\[0\]\[1\] = 9 is ",
+        ),
+        ([*chunks[:2], tmp_path / "none.npy"], {}, r"No such file .*none\.npy"),
+        ([tmp_path / "wrong.npy"], {}, r"wrong\.npy: edges\[0\]\[1\] = 9 is "),
+        (
+            chunks,
+            {"num_nodes": lambda i: 9 + (i == 2)},
+            "num_nodes must be the same on all processes",
+        ),
+        (
+            chunks,
+            {"nodes": lambda i: {"x": np.full(9, i)}},
+            "nodes must be the same on all processes",
+        ),
+        (chunks, {"num_parts": lambda i: 10 * i}, "num_parts must be 1 to num_nodes"),
+        (chunks, {"nodes": {"x": np.zeros(8)}}, r"nodes\['x'\] must be \(num_nodes = 9, ...\)"),
+        (
+            [
+                (*chunk, {"w": np.zeros(5, f"f{4 + 4 * (i == 1)}")})
+                for i, chunk in enumerate(chunks)
+            ],
+            {"edge_values": ["w"]},
+            "must have one dtype and shape in all chunks",
+        ),
+    ]
+    for edges, changes, message in cases:
+        options = {"num_nodes": 9, "num_parts": 2, **changes}
+        errors = save_by_processes(3, folder, edges, **options)
+        assert all(re.search(message, error) for error in errors), errors
+        assert not [*folder.glob("*")]
+    # Files of processes that were killed do not disturb the next run.
+    for i in range(2):
+        (folder / f"process-{i}").write_text("an earlier run")
+    assert not any(save_by_processes(2, folder, chunks, 9, 2))
+    assert sorted(path.name for path in folder.iterdir()) == ["0.npz", "1.npz", "plan.npz"]
+    monkeypatch.setattr(_processes, "PATIENCE", 0.3)
+    with pytest.raises(TimeoutError, match="must be used by all 2 processes, but process 1"):
+        save_edge_parts(folder, chunks, 9, 2, process_index=1, process_count=2)
+    with pytest.raises(TimeoutError, match="must be used by all 2 processes, but process 0"):
+        save_edge_parts(folder, chunks, 9, 2, process_index=0, process_count=2)
+    assert sorted(path.name for path in folder.iterdir()) == ["0.npz", "1.npz", "plan.npz"]
+
+
+KILLED = """
+import os, sys
+from jax_gnn.sharding import _processes, save_edge_parts
+
+def edges():
+    yield [0], [1]
+    if sys.argv[2] == "1":
+        os.kill(os.getpid(), 9)
+
+_processes.PATIENCE = 4.0
+save_edge_parts(sys.argv[1], edges(), 9, 2, process_index=int(sys.argv[2]), process_count=2)
+"""
+
+
+def test_a_process_is_killed(tmp_path):
+    command = [sys.executable, "-P", "-c", KILLED, str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in range(2)
+    ]
+    texts = [process.communicate(timeout=200)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, -9]
+    assert "process 1 of 2 shows no life for 4 s" in texts[0], texts[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["process-1"]
 
 
 def test_values_by_type(tmp_path, rng):
@@ -160,7 +336,7 @@ def test_parts_on_fewer_devices(make, num_parts, num_devices, hosts, tmp_path, r
     merged = [None if ids is None else devices[ids] for ids in args[2:]]
     with host_arrays():
         pieces, places = split_graph(SplitArgs(args.graph, num_devices, *merged), "nodes")
-    expected, _ = assemble(dict(enumerate(pieces)), places, mesh, "nodes", copy_engines=False)
+    expected, _ = assemble(dict(enumerate(pieces)), places, mesh, "nodes", Messages())
     assert_same(split, expected)
     expected_values = {name: expected.shard(rows) for name, rows in nodes.items()}
     assert_same(values, expected_values | {"weight": expected.shard_edges(edges["weight"])})

@@ -20,6 +20,7 @@ from op_spec import assert_close, same_bits
 import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
+from jax_gnn._ops.relational_aggregate import api as relational
 from jax_gnn.relational import edges_of
 from jax_gnn.sharding import (
     Part,
@@ -430,6 +431,71 @@ def test_aggregate(reduce, num_parts, hosts, rng):
             assert_close(a, b, 1e-10, "on several devices")
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "weighted",
+        "bases",
+        "sums by basis",
+        "narrow sums by basis",
+        "batch",
+        "transposed",
+        "one part of pairs",
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_relational_aggregate(apart, kind, num_parts, hosts, rng, monkeypatch):
+    """Results and their first and second derivatives are those of the whole graph's aggregate."""
+    monkeypatch.setattr(relational, "halo_is_summed_apart", lambda counts: apart)
+    graph = random_relational(rng)
+    if kind == "one part of pairs":
+        part = "to_pairs" if apart else "from_pairs"
+        edges = edges_of(graph)
+        count = int(edges.indptr[-1])
+        triples = (ids[:count] for ids in (edges.cols, graph.edge_types, edges.rows))
+        graph = RelationalGraph.from_triples(*triples, 60, 4, parts=(part,))
+    method = str(rng.choice([m for m in METHODS if m != "metis"]))
+    split = sharded(rng, graph, mesh_of(num_parts), method)
+    shape, width = (60, 2, 3) if kind == "batch" else (60, 3), 1 if "narrow" in kind else 5
+    x, target = rng.normal(size=shape), rng.normal(size=(*shape[:-1], width))
+    rhs, weight, coefficients = rng.normal(size=(4, 3, width)), None, None
+    options: Any = {}
+    monkeypatch.setattr(relational, "sums_by_basis_pay", lambda *_, **__: "sums" in kind)
+    if "bas" in kind:
+        rhs, coefficients = rhs[:2], rng.normal(size=(4, 2))
+    elif kind == "transposed":
+        rhs, options = rhs.swapaxes(1, 2), {"transpose_rhs": True}
+    elif kind == "weighted":
+        weight = rng.normal(size=graph.num_edges)
+    operands = jax.tree.map(jnp.asarray, (x, rhs, weight, coefficients))
+    tangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), operands)
+
+    def run(aggregate):
+        def loss(operands):
+            y = aggregate(*operands)
+            return jnp.sum(jnp.sin(y) * target), y
+
+        gradients = jax.value_and_grad(loss, has_aux=True)
+        return jax.jit(lambda *pair: jax.jvp(gradients, *pair))((operands,), (tangents,))
+
+    def on_parts(x, rhs, weight, coefficients):
+        def aggregate(part, x, weight, rhs, coefficients):
+            return part.aggregate(x, rhs, weight, coefficients=coefficients, **options)
+
+        rows, weights = split.shard(x), None if weight is None else split.shard_edges(weight)
+        y = split.apply(aggregate, rows, weights, rhs=rhs, coefficients=coefficients)
+        return split.unshard(y)
+
+    def on_one(x, rhs, weight, coefficients):
+        named = {"coefficients": coefficients, **options}
+        return jax_gnn.relational_aggregate(graph, x, rhs, weight, **named)
+
+    for a, b in zip(*map(jax.tree.leaves, (run(on_parts), run(on_one))), strict=True):
+        assert_close(a, b, 1e-12, "on several devices")
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_aggregate_of_half_types(dtype, reduce, rng):
@@ -472,15 +538,22 @@ def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
     return needs, collectives, kernels
 
 
-@pytest.mark.parametrize("copy_engines", [False, True])
-def test_what_rows_travel_beside(copy_engines, rng):
+@pytest.mark.parametrize("kind", ["gcn", "gcn, copy engines", "rgcn"])
+def test_what_rows_travel_beside(kind, rng, monkeypatch):
     """Half of the exchanges, all with copy engines, can run at the same time as a kernel."""
+    copy_engines = kind == "gcn, copy engines"
+    monkeypatch.setattr(relational, "halo_is_summed_apart", lambda counts: True)
     src, dst = rng.integers(0, 400, (2, 4000))
     src[:3900] = src[:3900] % 200 + dst[:3900] // 200 * 200  # few edges between the halves
-    graph = Graph.from_edges(src, dst, num_nodes=400)
+    graph: Any = Graph.from_edges(src, dst, num_nodes=400)
+    options: Any = {"num_layers": 3, "rngs": nnx.Rngs(0)}
+    if kind == "rgcn":
+        graph = RelationalGraph.from_triples(src, src % 3, dst, 400, 3)
+        options |= {"num_relations": 3, "self_weight": False}
     parts = np.arange(400) // 200
     split = shard_graph(graph, mesh_of(2), "nodes", parts, copy_engines=copy_engines)
-    model = flax_layers.GCN(16, 16, 4, num_layers=3, rngs=nnx.Rngs(0))
+    model_type: Any = flax_layers.RGCN if kind == "rgcn" else flax_layers.GCN
+    model = model_type(16, 16, 4, **options)
     model.eval()
     definition, params, state = nnx.split(model, nnx.Param, ...)
     x = split.shard(rng.normal(size=(400, 16)).astype(np.float32))
@@ -572,6 +645,75 @@ def test_bytes_of_the_compiled_program(dtype, hosts, rng):
         num_rows += int(count) * int(rows) * (int(size) - 1)
     assert any(step.relays for step in split.part.exchange.rounds) == hosts
     assert num_rows == split.rows_moved > 0
+
+
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
+def test_rows_in_half_types_on_the_wire(wire_dtype, hosts, rng):
+    """Rows of the halo and their gradients are rounded; other rows, vectors and integers not."""
+    graph, parts, x = random_graph(rng), rng.integers(0, 4, 60), rng.normal(size=(60, 3))
+    split, exact = (
+        shard_graph(graph, mesh_of(4), "nodes", parts, wire_dtype=dtype)
+        for dtype in (wire_dtype, None)
+    )
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def fetch(split, x):
+            return split.apply(lambda part, x: part.with_halo(x), x)
+
+        @jax.jit
+        def transpose(split, x, ct):
+            return jax.vjp(functools.partial(fetch, split), x)[1](ct)[0]
+
+        rows, num_own = split.shard(x), split.node_ids.shape[1]
+
+        def rounded(rows):
+            halo = np.asarray(jnp.asarray(rows[:, num_own:]).astype(wire_dtype), float)
+            return np.concatenate([rows[:, :num_own], halo], 1)
+
+        whole, ct = fetch(exact, rows), rng.normal(size=fetch(exact, rows).shape)
+        assert same_bits(fetch(split, rows), rounded(whole)) and not same_bits(
+            rounded(whole), whole
+        )
+        gradient = transpose(split, rows, ct)
+        # Relays round sums of rounded gradients.
+        expected, eps = transpose(exact, rows, ct), float(jnp.finfo(wire_dtype).eps)
+        assert_close(gradient, expected, 4 * eps, "gradients")
+        assert same_bits(gradient, transpose(exact, rows, rounded(ct))) != hosts
+        assert same_bits(*(fetch(one, one.shard(x[:, 0])) for one in (split, exact)))
+        assert same_bits(*(one.apply(lambda part: part.out_degrees()) for one in (split, exact)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "transformer", "rgcn", "hgt", "hgnnp"])
+def test_models_in_half_types_on_the_wire(name, rng):
+    """All rows of features of a step travel so; logits and gradients are near the exact ones."""
+    kind, options = (MODELS | RELATIONAL | {"hgnnp": (flax_layers.HGNNP, {})})[name]
+    graph: Any = random_graph(rng)
+    if name in RELATIONAL:
+        graph, options = random_relational(rng), {**options, "num_relations": len(RELATIONS)}
+    elif name == "hgnnp":
+        graph = random_hypergraph(rng)
+    model: Any = kind(6, 8, 4, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0), **options)
+    model.eval()
+    split = shard_graph(graph, mesh_of(3), "nodes", "hash", wire_dtype="bfloat16")
+    x, target = jnp.asarray(rng.normal(size=(60, 6))), rng.normal(size=(60, 4))
+    check_as_on_one_device(model, graph, split, x, target, tolerance=0.05)
+
+    def loss(x, structure):
+        if isinstance(structure, ShardedGraph):
+            y = structure.unshard(structure.apply(model, structure.shard(x)))
+        else:
+            y = model(structure, x)
+        return jnp.sum(jnp.sin(y) * target)
+
+    gradients = jax.jit(jax.grad(loss))
+    assert not np.allclose(gradients(x, split), gradients(x, graph), 1e-6, 0)
+    rows = split.shard(x)
+    run = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(split.apply(model, x)))))
+    text = run.lower(rows).as_text()
+    sent = re.findall(r"(?:collective_permute|all_to_all).*-> tensor<(?:\d+x){2,}([a-z]\w+)>", text)
+    assert sent and {*sent} == {"bf16"}
 
 
 @pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
@@ -854,6 +996,8 @@ def test_errors_name_the_argument():
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             shard_graph(*arguments)
+    with pytest.raises(ValueError, match=r"wire_dtype must be one of .*bfloat16.*got 'float32'"):
+        shard_graph(graph, two, "nodes", wire_dtype="float32")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_parts must be 1 to num_nodes = 3, got 4"):
         partition(graph, 4)
     with pytest.raises(TypeError, match=r"before jax\.jit"):

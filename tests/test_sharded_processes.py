@@ -28,7 +28,7 @@ from flax_layers import GCN
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec
 from jax_gnn import Graph, RelationalGraph, load, save, spmm
-from jax_gnn.sharding import load_parts, save_parts, shard_graph
+from jax_gnn.sharding import load_parts, save_edge_parts, save_parts, shard_graph
 
 rank, port, seed = map(int, sys.argv[1:4])
 checkpoint, folder = (f"{sys.argv[4]}/{name}" for name in ("checkpoint", "parts"))
@@ -98,6 +98,12 @@ os.mkdir(local)
 for name in ("plan", 2 * rank, 2 * rank + 1):
     shutil.copy(f"{folder}/{name}.npz", local)
 
+# Each process writes parts of the edges of both.
+shares = np.array_split(np.stack([graph.cols, graph.rows]), 2, 1)
+chunk = (*shares[rank], {"weights": np.array_split(weights, 2)[rank]})
+named = {"nodes": {"x": x}, "edge_values": ["weights"]}
+save_edge_parts(f"{folder}-shares", [chunk], 50, 4, np.load(f"{folder}/plan.npz")["parts"], **named)
+
 def check_loaded(folder, sharded):
     loaded = load_parts(folder, mesh, "nodes")
     expected = sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}
@@ -107,6 +113,7 @@ def check_loaded(folder, sharded):
             np.testing.assert_array_equal(shard.data, other_shard.data)
 
 check_loaded(local, sharded)
+check_loaded(f"{folder}-shares", sharded)
 # Seven parts on four devices: pairs are padded to the largest number of all processes.
 (src, dst), types = rng.integers(0, 50, (2, 300)), rng.integers(0, 9, 300)
 typed = RelationalGraph.from_triples(src, types, dst, num_nodes=50).with_parts()

@@ -19,8 +19,8 @@ from flax_layers import RGCN, SAGE
 from jax_gnn import Graph, RelationalGraph
 from jax_gnn.relational import edges_of
 from jax_gnn.sampling import SeedBatch
-from jax_gnn.sharding import ShardedGraph, shard_graph
-from jax_gnn.sharding._samples import _Owners
+from jax_gnn.sharding import ShardedGraph, load_parts, save_parts, shard_graph
+from jax_gnn.sharding._owners import Owners
 
 pytest.importorskip("grain")
 METHODS = ("hash", "contiguous", "random", "one part")
@@ -169,11 +169,11 @@ def test_every_question_is_answered(spread, num_parts, rng):
     elif spread == "padding":
         places[1:] = -1
     target = rng.normal(size=(num_parts, count, 2)).astype(np.float32)
-    spec, share = P("nodes"), float(rng.uniform())  # which bounds a round, not what is answered
+    spec, expected = P("nodes"), int(rng.integers(20))  # bounds a round, not what is answered
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
     def fetch(places, x):
-        return _Owners("nodes", 11, share).fetch(places[0], x[0])[None]
+        return Owners("nodes", 11, expected).fetch(places[0], [x[0]])[0][None]
 
     rows, pullback = jax.vjp(lambda x: jax.jit(fetch)(places, x), x)
     whole = x.reshape(-1, 2)
@@ -184,6 +184,111 @@ def test_every_question_is_answered(spread, num_parts, rng):
     assert_close(gradient.reshape(-1, 2), expected, 1e-5, "gradient")
     _, tangent = jax.jvp(lambda x: jax.jit(fetch)(places, x), (x,), (x,))
     np.testing.assert_array_equal(tangent, rows)
+
+
+@pytest.mark.parametrize("relational", [False, True], ids=["graph", "relational"])
+@pytest.mark.parametrize("num_parts", [1, 3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_cached_rows_are_the_rows(method, num_parts, relational, rng):
+    """Samples do not depend on copies of rows, of few nodes or of all; these name their nodes."""
+    _, split = split_graph(rng, num_parts, method, relational)
+    wide = rng.normal(size=(60, 2, 3)).astype(np.float32)
+    x = {"wide": wide, "ids": np.arange(60), "half": rng.random(60) < 0.5}
+    x = jax.tree.map(split.shard, x)
+    options = [{}, {"tree": True}, {"disjoint": True, "replace": True}][rng.integers(3)]
+    epoch = split.neighbor_batches(rng.integers(0, 60, 40), 8, (3, 2), **options)
+    expected = [draw(split, batch, x=x) for batch in epoch]
+    for num_rows in (1, int(rng.integers(2, 40)), 1000):
+        cached = split.cached(x, epoch[0], num_rows)
+        assert cached.places.shape == (
+            num_parts,
+            min(num_rows, max(num_parts - 1, 1) * x["ids"].shape[1]),
+        )
+        ids = np.asarray(cached.node_ids)
+        for device in range(num_parts):
+            copied = ids[device][ids[device] >= 0]
+            assert len({*copied}) == len(copied) and not {*copied} & {
+                *split.node_ids[device].tolist()
+            }
+        np.testing.assert_array_equal(cached.copies["ids"], np.maximum(ids, 0))
+        for batch, sample in zip(epoch, expected, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, draw(split, batch, x=cached), sample)
+    assert cached.expected == 0 and repr(cached).startswith("CachedRows(num_copies=")
+
+
+def test_copies_are_of_the_rows_that_are_asked_for_most(rng):
+    """Their numbers of requests, and those of all others, are as expected."""
+    weights = rng.permutation(np.arange(1, 301) ** -0.8)
+    src = rng.choice(300, 4000, p=weights / weights.sum())
+    graph = Graph.from_edges(src, rng.integers(0, 300, 4000), num_nodes=300)
+    split = shard_graph(graph, mesh_of(3), "nodes", "hash")
+    epoch, count = split.neighbor_batches(np.arange(300), 5, (4, 3)), 50
+    cached = split.cached(split.shard(np.zeros(300)), epoch[0], count)
+    owner = np.zeros(300, int)
+    for device, ids in enumerate(np.asarray(split.node_ids)):
+        owner[ids[ids >= 0]] = device
+    times, num_batches = np.zeros((3, 300)), 3 * len(epoch)
+    run = jax.jit(lambda batch: split.apply(lambda part, batch: batch.sample(part).blocks, batch))
+    for batch in epoch.repeat(3):
+        for device, ids in enumerate(np.asarray(run(batch).node_ids)):
+            times[device, ids[ids >= 0]] += 1
+    most = least = 0
+    for device, ids in enumerate(np.asarray(cached.node_ids)):
+        remote = np.where(owner == device, 0, times[device])
+        most, least = most + remote[ids].sum(), least + np.sort(remote)[-count:].sum()
+        times[device] = np.where(np.isin(np.arange(300), ids), 0, remote)
+    assert most > 0.9 * least
+    pairs = [times[device, owner == other].sum() for device in range(3) for other in range(3)]
+    assert abs(max(pairs) / num_batches - cached.expected) < 0.15 * cached.expected + 1
+
+
+def test_cached_rows_have_no_gradient(rng):
+    """Gradients to rows with copies are an error; those of a model on such rows are not."""
+    graph = random_graph(rng)
+    split = sharded(rng, graph, mesh_of(3), "hash")
+    x, batch = split.shard(rng.normal(size=(60, 2))), split.neighbor_batches([1, 2], 2, (2, 2))[0]
+    cached = split.cached(x, batch, 5)
+
+    def loss(cached, scale):
+        sums = split.apply(lambda part, x, b: b.sample(part, x=x).x.sum(), cached, batch)
+        return sums.sum() * scale
+
+    assert_close(jax.jit(jax.grad(loss, 1))(cached, 2.0), loss(cached, 1.0), 1e-6, "scale")
+    with pytest.raises(ValueError, match="x must have no gradient if it is CachedRows"):
+        jax.grad(lambda rows: loss(replace(cached, rows=rows), 1.0))(x)
+    with pytest.raises(ValueError, match="x must have no gradient if it is CachedRows"):
+        jax.jit(jax.grad(loss, allow_int=True))(cached, 1.0)
+
+
+@pytest.mark.parametrize("relational", [False, True], ids=["graph", "relational"])
+@pytest.mark.parametrize("num_parts", [1, 3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_of_the_host_are_the_rows(method, num_parts, relational, rng, tmp_path):
+    """Arrays of numpy, HostRows and files give what arrays of the devices give, in any round."""
+    graph = random_relational(rng, True) if relational else random_graph(rng)
+    parts = np.zeros(60, int) if method == "one part" else rng.integers(0, 5, 60)
+    save_parts(tmp_path, graph, 5, parts, nodes={"x": rng.normal(size=(60, 3)), "y": np.arange(60)})
+    split, values = load_parts(tmp_path, mesh_of(num_parts), "nodes")
+    again, files = load_parts(tmp_path, mesh_of(num_parts), "nodes", on_disk=["x"])
+    jax.tree.map(np.testing.assert_array_equal, (split, values["y"]), (again, files["y"]))
+    assert files["x"].shape == (60, 3)
+    x, y = values["x"], values["y"]
+    host = np.asarray(split.unshard(x))
+    epoch = split.neighbor_batches(rng.integers(0, 60, 40), 8, (5, 4))
+    if rng.integers(2):  # several rounds
+        epoch = epoch.map(lambda batch: replace(batch, expected=(0,) * 3))
+    sources = [
+        ((host, {"y": y}), y),
+        ((x, {"y": np.arange(60)}), np.arange(60)),
+        (({"x": split.host_rows(host, block_rows=7)}, y), None),
+        (files["x"], {"y": files["y"], "host": np.arange(60)}),
+    ]
+    on_devices = [((x, {"y": y}), y)] * 2 + [(({"x": x}, y), None), (x, {"y": y, "host": y})]
+    for (rows, labels), (device_rows, device_labels) in zip(sources, on_devices, strict=True):
+        samples = split.fetch_ahead(epoch, x=rows, y=labels, ahead=int(rng.integers(1, 9)))
+        for batch, sample in zip(epoch, samples, strict=True):
+            expected = draw(split, batch, x=device_rows, y=device_labels)
+            jax.tree.map(np.testing.assert_array_equal, sample, expected)
 
 
 def test_epochs(rng):
@@ -211,6 +316,23 @@ def test_epochs(rng):
     assert len(np.unique(keys, axis=0)) == len(keys)
 
 
+def test_rows_in_half_types_on_the_wire(rng):
+    """Rows of other devices are rounded, ids and rows of own nodes are not."""
+    graph, x = random_graph(rng), rng.normal(size=(60, 3)).astype(np.float32)
+    draws = []
+    for wire_dtype in ("bfloat16", None):
+        split = shard_graph(graph, mesh_of(3), "nodes", "hash", wire_dtype=wire_dtype)
+        batch = split.neighbor_batches(np.arange(60), 20, (4, 3))[0]
+        draws.append(draw(split, batch, x=split.shard(x)))
+    sample, exact = draws
+    ids, expected = np.asarray(sample.blocks.node_ids), np.asarray(exact.x)
+    np.testing.assert_array_equal(ids, exact.blocks.node_ids)
+    is_own = np.stack([np.isin(ids[i], split.node_ids[i]) for i in range(3)])[..., None]
+    rounded = np.asarray(jnp.asarray(expected, jnp.bfloat16), np.float32)
+    np.testing.assert_array_equal(sample.x, np.where(is_own, expected, rounded))
+    assert (rounded != expected)[~is_own[..., 0]].any()
+
+
 def test_overflow_is_reported(rng):
     """Blocks that are too small say so, as those of one device do."""
     graph = random_graph(rng)
@@ -233,6 +355,30 @@ def test_errors(rng):
         split.neighbor_batches([1], 0, (1,))
     with pytest.raises(ValueError, match=r"x must be \(20, \*features\), got \(3,\)"):
         split.apply(lambda part, batch: batch.sample(part, x=jnp.ones(3)), batch)
+    x = split.shard(np.ones((60, 2)))
+    for num_rows, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="num_rows must be"):
+            split.cached(x, batch, num_rows)
+    with pytest.raises(ValueError, match=r"x must have the shape \(3, 20, ...\)"):
+        split.cached(np.ones((60, 2)), batch, 1)
+    with pytest.raises(TypeError, match=r"batch must be a .*ShardedSeeds"):
+        split.cached(x, batches(), 1)
+    with pytest.raises(TypeError, match="x must be known"):
+        jax.jit(lambda x: split.cached(x, batch, 1))(x)
+    host_rows = split.host_rows(np.ones((60, 2)))
+    for rows in (host_rows, [split.cached(x, batch, 1)]):
+        with pytest.raises(TypeError, match=r"x must be arrays of the device, got .*fetch_ahead"):
+            split.apply(lambda part, batch, x: batch.sample(part, x=x), batch, rows)
+    with pytest.raises(ValueError, match=r"x must be \(num_nodes = 60, \*features\), got \(59,\)"):
+        split.fetch_ahead([batch], x=np.ones(59))
+    with pytest.raises(ValueError, match=r"y must have the shape \(3, 20, ...\)"):
+        split.fetch_ahead([batch], y=jnp.ones(60))
+    with pytest.raises(TypeError, match="x must be arrays of numpy or of the devices, HostRows"):
+        split.fetch_ahead([batch], x=split.cached(x, batch, 1))
+    with pytest.raises(TypeError, match=r"batches must be a .*ShardedSeeds"):
+        next(split.fetch_ahead([1]))
+    with pytest.raises(ValueError, match="ahead must be positive"):
+        split.fetch_ahead([batch], ahead=0)
     with pytest.raises(ValueError, match=r"part must be within ShardedGraph\.apply"):
         batch.sample(split.part)
     hypergraph = shard_graph(random_hypergraph(rng), mesh_of(3), "nodes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -104,6 +105,29 @@ def read_npz(path: Path, what: str, keys: Collection[str] | None = None) -> dict
             for member in archive.infolist()
             if keys is None or array_key(member) in keys
         }
+
+
+def map_npz(path: Path, key: str) -> np.ndarray:
+    """Return a memory map of an array in a ``.npz`` file that is not compressed."""
+    with open_npz(path) as archive, errors_in(path):
+        if f"{key}.npy" not in archive.namelist():
+            raise ValueError(f"it has no array {key!r}")
+        member = archive.getinfo(f"{key}.npy")
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{key!r} is compressed, which cannot be mapped")
+        with archive.open(member) as file:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError(f"{key!r} is an array of an unknown version")
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            header_size = file.tell()
+        if dtype.hasobject or is_fortran:
+            raise ValueError(f"{key!r} must be a plain array, got {dtype}")
+        if not math.prod(shape):
+            return np.zeros(shape, dtype)
+        with path.open("rb") as raw:  # the name and extra field precede the contents
+            raw.seek(member.header_offset + 26)
+            start = member.header_offset + 30 + sum(struct.unpack("<HH", raw.read(4)))
+        return np.memmap(path, dtype, "r", start + header_size, shape)
 
 
 def array_key(member: zipfile.ZipInfo) -> str:

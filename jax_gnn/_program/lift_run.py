@@ -44,7 +44,7 @@ from jax_gnn._program.lift_order import (
 from jax_gnn._program.lift_rows import Equation, is_var, literal, needed_equations
 from jax_gnn._program.lift_softmax import with_softmaxes
 from jax_gnn._program.lift_sums import look_up, segments_of, sum_gains, sum_rows, with_sums
-from jax_gnn._program.trace import function_of
+from jax_gnn._program.trace import function_of, scan_sizes
 
 
 class Plan:
@@ -464,7 +464,7 @@ class Plan:
                 lambda carry: tuple(body.evaluate([*consts, *carry], outer.inner())),
                 tuple(operands[num_consts:]),
             )
-        (body,), num_consts, num_carry = plans["jaxpr"], params["num_consts"], params["num_carry"]
+        (body,), (num_consts, num_carry) = plans["jaxpr"], scan_sizes(eqn)
         consts, carry = operands[:num_consts], operands[num_consts:][:num_carry]
         outer = context.inner()
         body = body.settled(consts, outer)

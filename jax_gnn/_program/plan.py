@@ -249,7 +249,8 @@ def make_plan(
 
     Passes are priced by ops. A region may save more if a linear map is not moved out of it. Passes
     `FOR_REGIONS` are among those of the plan only where they gain. The plan is the best one with
-    gradients, unless another one takes clearly less without; then that one has it as `trained`.
+    gradients, unless another one takes clearly less without, or the kernels of its products are
+    slow; then that one has it as `trained`.
     """
     others = tuple(name for name in passes if name not in FOR_REGIONS)
     plans = [Plan(traced, parts, others, linear_maps, others)]
@@ -269,7 +270,13 @@ def make_plan(
     best = min(plans, key=lambda plan: plan.time * _factor(plan))
     time = best.time_in_kernels * _factor(best)  # infinite without kernels
     is_better = time < _MAX_SHARE * trained.time_in_kernels * _factor(trained)
-    return replace(best, trained=trained) if is_better else trained
+    plan = replace(best, trained=trained) if is_better else trained
+    if plan.has_linear_maps and plan.time_in_kernels > _PROMISING * plan.time:
+        # Rows or matrices leave room for few warps.
+        without = make_plan(traced, parts, passes, linear_maps=False)
+        if _TIME_OF_EDGE_ARRAYS * without.time_in_kernels < plan.time_in_kernels:
+            return replace(without, trained=trained)
+    return plan
 
 
 def _factor(plan: Plan) -> float:

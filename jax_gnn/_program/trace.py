@@ -576,8 +576,8 @@ class _Walk:
 
     def _unrolled(self, eqn: jex.JaxprEqn, operands: Sequence[Row]) -> list[Row]:
         """Return the results of a loop of a known number of steps, of which each is walked."""
-        body, length, kept = (eqn.params[name] for name in ("jaxpr", "length", "num_consts"))
-        carried = kept + eqn.params["num_carry"]
+        body, length, (kept, num_carry) = eqn.params["jaxpr"], eqn.params["length"], scan_sizes(eqn)
+        carried = kept + num_carry
         fixed, carry, xs = operands[:kept], [*operands[kept:carried]], operands[carried:]
         steps = [*range(length)][:: -1 if eqn.params["reverse"] else 1]
         results: dict[int, list[Row]] = {}
@@ -780,6 +780,14 @@ def inner_jaxprs(values: Iterable[object]) -> Iterator[jex.Jaxpr]:
             yield value
         elif isinstance(value, tuple | list):
             yield from inner_jaxprs(value)
+
+
+def scan_sizes(eqn: jex.JaxprEqn) -> tuple[int, int]:
+    """Return how many operands of a scan are the same in all steps, and how many are carried."""
+    if "ft_in" not in eqn.params:  # before jax 0.11
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 def function_of(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr) -> tuple[RowFunction, Hashable]:

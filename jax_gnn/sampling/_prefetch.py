@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from jax_gnn._core.public import public
 from jax_gnn.sampling._rows import check_positive, fetch_rows
 
 B = TypeVar("B")
+R = TypeVar("R")
 
 
 @public
@@ -57,11 +59,12 @@ def fetch_ahead(
         [ 1 -1] [2. 0.]
     """
     fetch_rows(rows, np.zeros(0, np.int32))  # checks rows
-    return _prefetch(iter(batches), _Sender(rows, device), check_positive("ahead", ahead))
+    return prefetch(iter(batches), _Sender(rows, device), check_positive("ahead", ahead))
 
 
-def _prefetch(batches: Iterator[B], sender: _Sender, depth: int) -> Iterator[tuple[B, Array]]:
-    pending: deque[Future[tuple[B, Array]]] = deque()
+def prefetch(batches: Iterable[B], sender: Callable[[B], R], depth: int) -> Iterator[R]:
+    """Yield the results of ``sender``, which threads call for later batches while one is used."""
+    pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(depth, "jax_gnn_fetch") as threads:
         for batch in batches:
             pending.append(threads.submit(sender, batch))
@@ -72,34 +75,58 @@ def _prefetch(batches: Iterator[B], sender: _Sender, depth: int) -> Iterator[tup
 
 
 class _Sender:
-    """Copies batches and their rows to a device; each thread reuses one buffer."""
+    """Copies batches and their rows to a device."""
 
     def __init__(self, rows: np.ndarray, device: jax.Device | None) -> None:
         devices = jax.numpy.zeros(0, device=device).devices()
         if len(devices) > 1:
             raise ValueError(f"device must be one device, got {device}")
-        self._rows, (self._device,) = rows, devices
-        self._local = threading.local()
-        # One gather at a time, which uses all cores, while other threads send.
-        self._gather_lock = threading.Lock()
+        self._rows, (self._device,), self._buffers = rows, devices, PinnedBuffers()
 
     def __call__(self, batch: B) -> tuple[B, Array]:
         blocks = getattr(batch, "blocks", batch)
         ids = arguments.check_ids("ids", np.asarray(getattr(blocks, "node_ids", blocks)))
         sent: B = jax.device_put(batch, self._device)
-        shape = (len(ids), *self._rows.shape[1:])
-        if getattr(self._local, "shape", None) != shape:
-            self._local.shape = shape
-            self._local.buffer = _pinned_buffer(self._device, self._rows.dtype, shape)
-        buffer, view = self._local.buffer or (None, None)
-        with self._gather_lock:
-            rows = fetch_rows(self._rows, ids, out=view)
-        if buffer is None:
-            return sent, jax.device_put(rows, self._device)
-        sharding = jax.sharding.SingleDeviceSharding(self._device)
-        x = jax.device_put(buffer, sharding, may_alias=False)
-        # The buffer must not be overwritten before its copy has ended.
+        spec = jax.ShapeDtypeStruct((len(ids), *self._rows.shape[1:]), self._rows.dtype)
+        fetch = functools.partial(fetch_rows, self._rows, ids)
+        x = self._buffers.send("rows", lambda out: fetch(out=out), spec, self._device)
         return sent, x.block_until_ready()
+
+
+class PinnedBuffers:
+    """Page-locked buffers of the host, which each thread reuses."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        # One gather at a time, which uses all cores, while other threads send.
+        self._gather_lock = threading.Lock()
+
+    def send(
+        self,
+        name: Hashable,
+        gather: Callable[[np.ndarray | None], np.ndarray],
+        spec: jax.ShapeDtypeStruct,
+        device: jax.Device,
+    ) -> Array:
+        """Send gathered rows to a device.
+
+        Args:
+            name: the result must be ready before its thread sends others of this name to `device`.
+            gather: function of an array to write to, None for a new one, which returns the rows.
+            spec: shape and dtype of the rows.
+            device: the device.
+        """
+        buffers: dict[Any, Any] = self._local.__dict__.setdefault("buffers", {})
+        key = name, device
+        if key not in buffers or buffers[key][0] != spec:
+            buffers[key] = spec, _pinned_buffer(device, spec.dtype, spec.shape)
+        buffer, view = buffers[key][1] or (None, None)
+        with self._gather_lock:
+            rows = gather(view)
+        if buffer is None:
+            return cast(Array, jax.device_put(rows, device))
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        return cast(Array, jax.device_put(buffer, sharding, may_alias=False))
 
 
 def _pinned_buffer(

@@ -1,5 +1,6 @@
 """Graphs split over the devices of a mesh: parts, and the exchange of rows between them."""
 
+from jax_gnn.sharding._cached_rows import CachedRows
 from jax_gnn.sharding._edge_chunks import save_edge_parts
 from jax_gnn.sharding._files import PartFiles, load_parts, save_parts
 from jax_gnn.sharding._host_rows import HostRows
@@ -9,6 +10,7 @@ from jax_gnn.sharding._samples import ShardedSeeds
 from jax_gnn.sharding._sharded import ShardedGraph, shard_graph
 
 __all__ = [
+    "CachedRows",
     "HostRows",
     "HypergraphPart",
     "Part",

@@ -8,7 +8,7 @@ the sender as on the receiver.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -135,6 +135,8 @@ class Exchange:
     num_own: int = field(metadata=STATIC)  # number of local rows
     # Whether copy engines of GPUs send the rows (see `COPY_ENGINES`).
     by_copies: bool = field(default=False, metadata=STATIC)
+    # Dtype in which rows of features travel (see `send_in`); None for their own.
+    wire_dtype: str | None = field(default=None, metadata=STATIC)
 
     def __call__(self, x: Array, sent: Array | None = None) -> tuple[Array, Array]:
         """Return the local rows, and the halo: the rows that arrive from other devices.
@@ -147,7 +149,8 @@ class Exchange:
                 earlier than x. It is not differentiated.
 
         Returns:
-            x, and ``(slots, *features)`` in its dtype, zeros in slots without a row.
+            x, and ``(slots, *features)`` in its dtype, zeros in slots without a row. Rows of the
+            halo are rounded to ``wire_dtype``, and so are their gradients.
 
         Raises:
             ValueError: the call is not in `jax.shard_map`, or ``sent`` has another shape or dtype.
@@ -190,8 +193,11 @@ class Exchange:
                 ids = self.send[span] - self.num_own
                 relayed = take(jnp.concatenate(arrived[:num_direct]), ids)
                 rows = jnp.where(row_wise(ids >= 0, rows), relayed, rows)
-            arrived.append(step.run(rows, self.axis))
+            arrived.append(self._run(step, rows))
         return jnp.concatenate(arrived)
+
+    def _run(self, step: Round, rows: Array, reverse: bool = False) -> Array:
+        return send_in(self.wire_dtype, rows, lambda rows: step.run(rows, self.axis, reverse))
 
     def give_back(self, local: Array, rows: Array) -> Array:
         """Add returned rows, ``(slots, *features)``, to the local rows that they were sent from.
@@ -202,12 +208,12 @@ class Exchange:
         direct = rows[: sum(s.stop - s.start for step, s in spans if not step.relays)]
         for step, span in spans:
             if step.relays:
-                back, ids = step.run(rows[span], self.axis, reverse=True), self.send[span]
+                back, ids = self._run(step, rows[span], reverse=True), self.send[span]
                 local = self._add(local, ids, back, step)
                 direct = self._add(direct, jnp.maximum(ids - self.num_own, -1), back, step)
         for step, span in spans:
             if not step.relays:
-                back = step.run(direct[span], self.axis, reverse=True)
+                back = self._run(step, direct[span], reverse=True)
                 local = self._add(local, self.send[span], back, step)
         return local
 
@@ -232,6 +238,17 @@ class Exchange:
         for i in range(count):
             x = add_piece(i, x)
         return x
+
+
+def send_in(dtype: str | None, rows: Array, send: Callable[[Array], Array]) -> Array:
+    """Send rows of features in a narrower dtype; return what arrives in their own.
+
+    Vectors of a number for each row, such as degrees, keep their dtype.
+    """
+    wide = jnp.issubdtype(rows.dtype, jnp.floating) and rows.dtype.itemsize > 2
+    if dtype is None or rows.ndim < 2 or not wide:
+        return send(rows)
+    return send(rows.astype(dtype)).astype(rows.dtype)
 
 
 def _fetch_transpose(

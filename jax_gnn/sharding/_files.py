@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.files import as_path, read_npz
+from jax_gnn._core.files import as_path, map_npz, read_npz
 from jax_gnn._core.public import public
 from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.relation_pairs.triples import IntoPairs, OutOfPairs
@@ -31,11 +31,12 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import Blocks, fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
+from jax_gnn.sharding._host_samples import FileRows
 from jax_gnn.sharding._merge import Ends, Merge
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
-from jax_gnn.sharding._processes import check_same, digest, largest
-from jax_gnn.sharding._sharded import ShardedGraph, assemble
+from jax_gnn.sharding._processes import ProcessGroup, check_same, digest, largest
+from jax_gnn.sharding._sharded import Messages, ShardedGraph, WireDtype, assemble
 from jax_gnn.sharding._split import Piece, num_pairs, pad_pairs, split_graph
 
 PLAN = "plan.npz"
@@ -100,7 +101,13 @@ def save_parts(
 
 @public
 def load_parts(
-    folder: str | os.PathLike[str], mesh: Mesh, axis: str, *, copy_engines: bool = False
+    folder: str | os.PathLike[str],
+    mesh: Mesh,
+    axis: str,
+    *,
+    copy_engines: bool = False,
+    wire_dtype: WireDtype | None = None,
+    on_disk: Sequence[str] = (),
 ) -> tuple[ShardedGraph, dict[str, Any]]:
     """Put parts in files of `save_parts` or ``jax-gnn partition`` on the devices of a mesh.
 
@@ -116,6 +123,9 @@ def load_parts(
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over, with at most a device for each part.
         copy_engines: as of `shard_graph`.
+        wire_dtype: as of `shard_graph`.
+        on_disk: names of values of nodes that stay in the files, for `ShardedGraph.fetch_ahead`. A
+            process needs the files of its own parts for them.
 
     Returns:
         The result of `shard_graph` of the graph, bit for bit, whose ``method`` are the devices of
@@ -126,7 +136,8 @@ def load_parts(
         TypeError: an argument has the wrong type.
         FileNotFoundError: a file is missing.
         ValueError: the mesh has no such axis, or more devices than there are parts; a file is
-            damaged, or of another partition; a process has other files, or cannot read them.
+            damaged, or of another partition; a process has other files, or cannot read them; nodes
+            have no values of a name in ``on_disk``.
 
     Example:
         >>> import tempfile
@@ -140,9 +151,12 @@ def load_parts(
     path = as_path("folder", folder)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
-    copy_engines = arguments.check_flag("copy_engines", copy_engines)
+    messages = Messages.parse(copy_engines, wire_dtype)
+    if isinstance(on_disk, str) or not all(isinstance(name, str) for name in on_disk):
+        raise TypeError(f"on_disk must be a sequence of names, got {on_disk!r}")
     count, plan, failure = mesh.shape[axis], {}, None
     pieces: dict[int, Piece] = {}
+    mapped: dict[int, dict[str, Any]] = {}  # values on disk, by part
     split = NamedSharding(mesh, PartitionSpec(axis))
     slices = split.addressable_devices_indices_map((count,)).values()
     devices = sorted({index[0].start or 0 for index in slices if index})
@@ -150,14 +164,15 @@ def load_parts(
         plan = _read_plan(path / PLAN, axis, count)
         places = plan["places"]
         if len(plan["digests"]) > count:
-            pieces, places = _read_merged(path, plan, axis, count, devices)
+            pieces, places = _read_merged(path, plan, axis, count, devices, on_disk, mapped)
         else:
-            pieces = {i: _read_part(path, plan, axis, i, Piece) for i in devices}
+            pieces = {i: _read_mapped(path, plan, axis, i, on_disk, mapped) for i in devices}
     except Exception as error:
         failure = error
     try:  # a process that cannot read its files takes part too, as the others wait for it
         contents = plan if failure is None else str(failure)
-        check_same(mesh, axis=axis, copy_engines=copy_engines, folder=contents)
+        names = str(sorted(on_disk))
+        check_same(mesh, axis=axis, **messages._asdict(), on_disk=names, folder=contents)
     finally:
         if failure is not None:
             raise failure
@@ -167,7 +182,13 @@ def load_parts(
         with host_arrays():
             for device, part in parts.items():
                 pieces[device] = pieces[device]._replace(part=pad_pairs(part, capacities))
-    return assemble(pieces, places, mesh, axis, copy_engines)
+    sharded, values = assemble(pieces, places, mesh, axis, messages)
+    for name in on_disk:
+        files = [part[name] for part in mapped.values()]
+        values[name] = jax.tree.map(
+            lambda *maps: FileRows(dict(zip(mapped, maps, strict=True)), plan["places"]), *files
+        )
+    return sharded, values
 
 
 @public
@@ -268,29 +289,35 @@ def write_parts(
     places: np.ndarray,
     nodes: NodeValues | None,
     edges: Mapping[str, ArrayLike] | None,
+    group: ProcessGroup | None = None,
 ) -> None:
-    """Write the pieces of a graph, with values of its nodes and edges; see `save_parts`."""
+    """Write the pieces of a graph, with values of its nodes and edges; see `save_parts`.
+
+    Each process of a group has the pieces of :func:`parts_of`.
+    """
+    group = ProcessGroup(0, 1) if group is None else group
     is_hypergraph = isinstance(graph, Hypergraph)
     size_name = "num_hyperedges" if is_hypergraph else "num_edges"
     size = getattr(graph, size_name)
     node_rows = {
         name: _parse_node_rows(f"nodes[{name!r}]", values, graph)
-        for name, values in _by_name("nodes", nodes).items()
+        for name, values in by_name("nodes", nodes).items()
     }
     edge_rows = {
         name: _Rows.parse(f"edges[{name!r}]", values, size_name, size)
-        for name, values in _by_name("edges", edges).items()
+        for name, values in by_name("edges", edges).items()
     }
     if shared := node_rows.keys() & edge_rows.keys():
         raise ValueError(f"edges must have other names than nodes, got {min(shared)!r} in both")
     folder.mkdir(parents=True, exist_ok=True)
     # A plan exists only if all its parts do: it is removed first and written last.
-    if (folder / PLAN).exists():
+    if group.index == 0 and (folder / PLAN).exists():
         (folder / PLAN).unlink()
         for file in folder.glob("*.npz"):
             if file.stem.isdecimal():
                 file.unlink()
-    digests: list[np.ndarray] = []
+    group.gather()
+    numbers, digests = iter(parts_of(group, len(places))), []
     structure, capacity = "", 1
 
     def write(piece: Piece) -> None:
@@ -306,20 +333,34 @@ def write_parts(
         arrays: list[np.ndarray] = []
         descriptions = _encode(piece, arrays), _encode(Ends.of(piece), arrays)
         structure = json.dumps(descriptions)
-        _save(folder / f"{len(digests)}.npz", {str(i): array for i, array in enumerate(arrays)})
+        number = next(numbers)
+        _save(folder / f"{number}.npz", {str(i): array for i, array in enumerate(arrays)})
         ends = [arrays[i] for i in _array_numbers(descriptions[1])]
         digests.append(np.stack([digest(arrays), digest(ends)]))
 
     deque(map(write, pieces), 0)  # keeps no piece while the next one is made
-    plan: dict[str, Any] = {
-        "parts": (places // capacity).astype(np.int32),
-        "num_parts": len(digests),
-    }
-    plan |= {"places": places, "digests": np.stack(digests), "told": structure}
-    _save(folder / PLAN, plan)
+    gathered = [arrays["digests"] for arrays in group.gather(digests=digests)]
+    if group.index == 0:
+        num_parts = sum(map(len, gathered))
+        all_digests = np.empty((num_parts, 2, 4), np.uint32)
+        for i, rows in enumerate(gathered[:num_parts]):
+            all_digests[i :: group.count] = rows
+        plan: dict[str, Any] = {
+            "parts": (places // capacity).astype(np.int32),
+            "num_parts": num_parts,
+        }
+        plan |= {"places": places, "digests": all_digests, "told": structure}
+        _save(folder / PLAN, plan)
+    group.gather()
 
 
-def _by_name(name: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def parts_of(group: ProcessGroup, num_parts: int) -> range:
+    """Return the numbers of the parts that this process writes."""
+    return range(group.index, num_parts, group.count)
+
+
+def by_name(name: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Check an argument of arrays by name; None stands for none."""
     values = {} if values is None else values
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise TypeError(f"{name} must be arrays by name, got {arguments.described(values)}")
@@ -382,9 +423,15 @@ def _encode(value: object, arrays: list[np.ndarray]) -> object:
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def _array_numbers(ends: object) -> list[int]:
-    """Return the numbers of the arrays of a description of `Ends`, which has no other integers."""
-    return sorted({leaf for leaf in jax.tree.leaves(ends) if isinstance(leaf, int)})
+def _array_numbers(description: Any) -> list[int]:
+    """Return the numbers of the arrays of a description."""
+    if isinstance(description, list):
+        return sorted({i for item in description for i in _array_numbers(item)})
+    if not isinstance(description, dict):
+        return []
+    if "array" in description:
+        return [description["array"]]
+    return _array_numbers(list(description.values()))
 
 
 def _decode(description: Any, arrays: Mapping[int, np.ndarray], axis: str) -> object:
@@ -421,18 +468,44 @@ def _read_plan(path: Path, axis: str, count: int) -> dict[str, np.ndarray]:
     return plan
 
 
+def _read_mapped(
+    folder: Path,
+    plan: Mapping[str, np.ndarray],
+    axis: str,
+    part: int,
+    on_disk: Sequence[str],
+    mapped: dict[int, dict[str, Any]],
+) -> Piece:
+    """Read the `Piece` of a part; its values on disk go to ``mapped``."""
+    piece = _read_part(folder, plan, axis, part, Piece, on_disk)
+    values = dict(piece.node_values)
+    mapped[part] = {name: values.pop(name) for name in on_disk}
+    return piece._replace(node_values=values)
+
+
 def _read_part(
-    folder: Path, plan: Mapping[str, np.ndarray], axis: str, part: int, kind: type[P]
+    folder: Path,
+    plan: Mapping[str, np.ndarray],
+    axis: str,
+    part: int,
+    kind: type[P],
+    on_disk: Sequence[str] = (),
 ) -> P:
-    """Read the `Piece` of a part, or its `Ends` alone."""
+    """Read the `Piece` of a part, with memory maps of values on disk; or its `Ends` alone."""
     path, number = folder / f"{part}.npz", int(kind is Ends)
     description: Any
     try:
         description = json.loads(str(plan["told"]))[number]
-        keys = {*map(str, _array_numbers(description))} if number else None
+        keys = {*map(str, _array_numbers(description))}
+        by_name = {} if number else description["fields"]["node_values"]["by name"]
     except Exception as error:  # plans that were written by hand lead to many types
         raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
-    members = read_npz(path, f"the file of part {part}", keys)
+    if unknown := sorted({*on_disk} - by_name.keys()):
+        raise ValueError(f"{folder} has no values of nodes {unknown[0]!r}, but {sorted(by_name)}")
+    maps = {str(i) for name in on_disk for i in _array_numbers(by_name[name])}
+    what = f"the file of part {part}"
+    members = read_npz(path, what, keys - maps if number or maps else None)
+    members |= {key: map_npz(path, key) for key in maps}
     names = sorted(members, key=lambda key: (len(key), key))  # keys are numbers
     if not np.array_equal(digest([members[key] for key in names]), plan["digests"][part, number]):
         raise ValueError(f"{path} is not the part that {PLAN} was written with")
@@ -447,7 +520,13 @@ def _read_part(
 
 
 def _read_merged(
-    folder: Path, plan: Mapping[str, np.ndarray], axis: str, count: int, devices: Iterable[int]
+    folder: Path,
+    plan: Mapping[str, np.ndarray],
+    axis: str,
+    count: int,
+    devices: Iterable[int],
+    on_disk: Sequence[str],
+    mapped: dict[int, dict[str, Any]],
 ) -> tuple[dict[int, Piece], np.ndarray]:
     """Return pieces of devices that have several parts each, and `ShardedGraph.places`."""
     num_parts = len(plan["digests"])
@@ -456,7 +535,7 @@ def _read_merged(
         pieces = {}
         for device in devices:
             parts = np.flatnonzero(merge.device_of == device).tolist()
-            read = (_read_part(folder, plan, axis, part, Piece) for part in parts)
+            read = (_read_mapped(folder, plan, axis, part, on_disk, mapped) for part in parts)
             with host_arrays():
                 pieces[device] = merge.merged(device, read, axis)
     except Exception as error:

@@ -260,7 +260,7 @@ def warn_of_no_gain(compared: Sequence[PartitionCosts]) -> None:
         warnings.warn(
             f"no partition of this graph keeps neighbours together: parts fetch {halo / nodes:.2f} "
             f"rows for each node, at random {random / nodes:.2f}. Samples "
-            "(jax_gnn.sampling.neighbor_batches), features in bfloat16, or features split over "
+            "(jax_gnn.sampling.neighbor_batches), wire_dtype='bfloat16', or features split over "
             "the devices move fewer",
             stacklevel=2,
         )

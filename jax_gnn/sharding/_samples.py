@@ -1,14 +1,11 @@
 """Sampled neighbourhoods on the parts of a graph: owners of nodes draw and answer.
 
-The *place* of a node is its row in the concatenated rows of all devices: owner times capacity, plus
-the row on the owner. Blocks are built of places. A device asks the owners of places by all-to-alls
-of static shapes, in as many rounds as the device with the most questions needs: whatever was drawn,
-every question is answered.
+Blocks are built of places, the rows of nodes in the concatenated rows of all devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -21,16 +18,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arrays import STATIC, add_rows, take
+from jax_gnn._core.arrays import STATIC, take
 from jax_gnn._core.ids import PADDING, in_range, is_traced, take_ids
-from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn._core.random_bits import threefry
-from jax_gnn._ops.segment_order.primitive import sorted_ids
 from jax_gnn.graph import Graph
 from jax_gnn.relational import edges_of
-from jax_gnn.sampling import SeedBatch
+from jax_gnn.sampling import Blocks, SeedBatch
 from jax_gnn.sampling._loader import import_grain
 from jax_gnn.sampling._neighbors import (
     Capacity,
@@ -46,13 +40,21 @@ from jax_gnn.sampling._neighbors import (
 )
 from jax_gnn.sampling._relational import Relations, check_relation_fanouts, total
 from jax_gnn.sampling._rows import Ids, as_nodes, check_positive
+from jax_gnn.sharding._cached_rows import (
+    CachedRows,
+    choose_places,
+    copy_rows,
+    expected_requests,
+    round_up,
+)
+from jax_gnn.sharding._host_rows import HostRows
+from jax_gnn.sharding._owners import Owners
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 
 if TYPE_CHECKING:
     from jax_gnn.sharding._sharded import ShardedGraph
 
 _NO_ROW = np.uint32(2**32 - 1)  # in the counter of no draw
-_SLACK = 1.25  # slots of a round over expected questions
 
 
 @public
@@ -70,7 +72,9 @@ class ShardedSeeds:
             capacity of owners, plus its row there; the same array in all batches.
         node_ids: ``(devices, capacity)``, the ``node_ids`` of the graph.
         options: fanouts and sizes.
-        halo_share: share of the edges of the graph whose source is another device's.
+        seed_rates: ``(devices, capacity)``, how often each node is a seed of a batch, on average.
+        expected: for each layer, and the rows of the sources, the expected number of nodes of one
+            device that another one asks about in a batch.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -85,8 +89,9 @@ class ShardedSeeds:
     keys: Any
     places: Array
     node_ids: Array
+    seed_rates: Array
     options: SampleOptions = field(metadata=STATIC)
-    halo_share: float = field(metadata=STATIC)
+    expected: tuple[int, ...] = field(metadata=STATIC)
 
     def sample(self, part: Part | RelationalPart, *, x: Any = None, y: Any = None) -> SeedBatch:
         """Draw the neighbourhoods of a device's seeds. Only inside :meth:`ShardedGraph.apply`.
@@ -94,7 +99,9 @@ class ShardedSeeds:
         Args:
             part: the device's part.
             x: ``(capacity, *features)`` of own nodes, or a pytree of such; rows of all sources are
-                fetched from their owners, and gradients return to them.
+                fetched from their owners, and gradients return to them. Or :class:`CachedRows`,
+                which have no gradient. Rows in memory of the host are fetched by
+                :meth:`ShardedGraph.fetch_ahead` instead.
             y: ``(capacity, *features)`` of own nodes, or a pytree of such; rows of the seeds are
                 taken.
 
@@ -103,19 +110,40 @@ class ShardedSeeds:
             `neighbor_batches`. ``seeds`` are rows of own nodes.
 
         Raises:
-            ValueError: the call is not in `jax.shard_map`, or a number of rows does not fit.
+            TypeError: rows are in memory of the host.
+            ValueError: the call is not in `jax.shard_map`, a number of rows does not fit, or
+                `CachedRows` are differentiated.
         """
+        return self.sample_places(part, x, y)[0]
+
+    def sample_places(
+        self, part: Part | RelationalPart, x: Any, y: Any
+    ) -> tuple[SeedBatch, Owners, Array]:
+        """Return the result of :meth:`sample`, and places of the sources with their owners."""
+        for name, rows in (("x", x.rows if isinstance(x, CachedRows) else x), ("y", y)):
+            check_rows(name, rows, (edges_of(part).num_dst,))
+        owners, blocks, seeds = self._draw(part)
+        places = blocks.node_ids
+        if isinstance(x, CachedRows):
+            node_ids, rows = x.fetch(owners, places, self.node_ids)
+        else:
+            leaves, structure = jax.tree.flatten(x)
+            rows = jax.tree.unflatten(structure, owners.fetch(places, leaves))
+            node_ids = owners.fetch(places, [self.node_ids + 1])[0] - 1
+        labels = jax.tree.map(lambda rows: take(rows, seeds), y)
+        blocks = replace(blocks, node_ids=node_ids)
+        return SeedBatch(blocks, cast(Any, seeds), rows, labels), owners, places
+
+    def _draw(self, part: Part | RelationalPart) -> tuple[Owners, Blocks, Array]:
+        """Return the owners of the sources, blocks whose ``node_ids`` are places, and the seeds."""
         exchange, edges = part.exchange, edges_of(part)
         exchange.check()
-        num_own, axis = edges.num_dst, exchange.axis
-        for name, rows in (("x", x), ("y", y)):
-            for leaf in jax.tree.leaves(rows):
-                if leaf.shape[:1] != (num_own,):
-                    raise ValueError(f"{name} must be ({num_own}, *features), got {leaf.shape}")
-        # Share of other devices' nodes at each distance from the seeds, if no path comes back.
-        num_layers = len(self.options.fanouts)
-        shares = [1 - (1 - self.halo_share) ** distance for distance in range(num_layers + 1)]
-        owners = _Owners(axis, num_own, shares[-1])
+        num_own = edges.num_dst
+        by_layer = [
+            Owners(exchange.axis, num_own, expected, exchange.wire_dtype)
+            for expected in self.expected
+        ]
+        owners = by_layer[-1]
         types = part.edge_types if isinstance(part, RelationalPart) else None
         lists = EdgeLists(edges.indptr, edges.cols, types)
 
@@ -133,10 +161,8 @@ class ShardedSeeds:
 
         def draw(nodes: Array, seed_ids: Array | None, layer: int) -> DrawnLayer:
             ask = partial(answer, layer=layer)
-            if layer:
-                drawn = owners._replace(share=shares[layer]).ask(nodes, ask)
-            else:  # seeds are own nodes
-                drawn = ask(owners.own_rows(nodes), 0)
+            # Seeds are own nodes.
+            drawn = by_layer[layer].ask(nodes, ask) if layer else ask(owners.own_rows(nodes), 0)
             size = drawn[0].shape[1]
             starts = jnp.arange(len(nodes), dtype=nodes.dtype) * size
             offsets = jnp.broadcast_to(jnp.arange(size, dtype=nodes.dtype), drawn[0].shape)
@@ -149,13 +175,23 @@ class ShardedSeeds:
         places = jnp.where(seeds < 0, PADDING, seeds + owners.first_place(seeds.dtype))
         blocks = build_blocks(places, owners.num_places, draw, self.options)
         graphs = tuple(_with_count(graph, edges.num_input_edges) for graph in blocks.graphs)
-        fetch = partial(owners.fetch, blocks.node_ids)
-        blocks = replace(blocks, graphs=graphs, node_ids=fetch(self.node_ids + 1) - 1)
-        labels = jax.tree.map(lambda rows: take(rows, seeds), y)
-        return SeedBatch(blocks, cast(Any, seeds), jax.tree.map(fetch, x), labels)
+        return owners, replace(blocks, graphs=graphs), seeds
 
     def __repr__(self) -> str:
         return f"ShardedSeeds(seeds={getattr(self.seeds, 'shape', self.seeds)})"
+
+
+def check_rows(name: str, rows: Any, shape: tuple[int, ...]) -> None:
+    """Raise an error unless rows are arrays whose leading axes have this shape."""
+    for leaf in jax.tree.leaves(rows, is_leaf=lambda node: isinstance(node, HostRows | CachedRows)):
+        if isinstance(leaf, HostRows | CachedRows):
+            raise TypeError(
+                f"{name} must be arrays of the device, got {leaf}: ShardedGraph.fetch_ahead "
+                "fetches rows of the host, and CachedRows are made of a whole pytree"
+            )
+        if leaf.shape[: len(shape)] != shape:
+            axes = ", ".join(map(str, shape))
+            raise ValueError(f"{name} must be ({axes}, *features), got {leaf.shape}")
 
 
 def _with_count(graph: Any, num_input_edges: Array | None) -> Any:
@@ -163,123 +199,6 @@ def _with_count(graph: Any, num_input_edges: Array | None) -> Any:
     if isinstance(graph, Graph):
         return replace(graph, num_input_edges=num_input_edges)
     return replace(graph, nodes=replace(graph.nodes, num_input_edges=num_input_edges))
-
-
-# --- Questions to owners -------------------------------------------------------------------------
-
-
-class _Owners(NamedTuple):
-    """Owners of places, on the devices of a mesh axis; inside `jax.shard_map`."""
-
-    axis: str
-    num_own: int  # number of rows of each device
-    share: float  # expected share of other devices' places, for the sizes of messages
-
-    @property
-    def num_places(self) -> int:
-        return int(jax.lax.axis_size(self.axis)) * self.num_own
-
-    def first_place(self, dtype: Any) -> Array:
-        """Return the place of the first row of this device."""
-        return jax.lax.axis_index(self.axis).astype(dtype) * self.num_own
-
-    def own_rows(self, places: Array) -> Array:
-        """Return the rows of places that this device owns, -1 for others."""
-        rows = places - self.first_place(places.dtype)
-        return jnp.where((places >= 0) & in_range(rows, self.num_own), rows, PADDING)
-
-    def rounds(self, places: Array, state: Any, step: Callable[..., Any]) -> Any:
-        """Run rounds until the owner of each place has got it, once.
-
-        ``step`` maps the state, the number of the round from 1, the slot of each place, the number
-        of slots if another round has it, the number of slots, and the rows that arrived in each
-        slot, -1 for none, to the state.
-        """
-        size, count = int(jax.lax.axis_size(self.axis)), len(places)
-        if size == 1 or not count:
-            return state
-        is_remote = (places >= 0) & (self.own_rows(places) < 0)
-        owner = jnp.where(is_remote, places // self.num_own, PADDING).astype(jnp.int32)
-        keys, order = sorted_ids(owner, size)  # padding comes last, as owner `size`
-        keys = keys.astype(jnp.int32)
-        starts = jnp.searchsorted(keys, jnp.arange(size + 1, dtype=jnp.int32))
-        numbers = jnp.arange(count, dtype=jnp.int32)
-        rank = jnp.zeros_like(owner).at[order].set(numbers - starts[keys])
-        room = min(count, int(_SLACK * self.share * count / (size - 1)) + 8)
-        most = jax.lax.pmax((starts[1:] - starts[:-1]).max(), self.axis)
-
-        def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
-            number, state = carry
-            now = is_remote & (rank // room == number)
-            slot = jnp.where(now, owner * room + rank % room, size * room)
-            rows = jnp.full(size * room, PADDING, places.dtype)
-            rows = rows.at[slot].set(places % self.num_own, mode="drop")
-            return number + 1, step(state, number + 1, slot, size * room, self.swap(rows))
-
-        first = jnp.zeros((), jnp.int32)
-        # A loop's state must vary over the mesh axes over which its results do.
-        state = jax.tree.map(lambda leaf: align_varying([leaf, places])[0], state)
-        return jax.lax.while_loop(lambda carry: carry[0] * room < most, body, (first, state))[1]
-
-    def swap(self, rows: Array) -> Array:
-        """Send the slots of each device to it."""
-        return cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True))
-
-    def ask(self, places: Array, answer: Callable[[Array, ArrayLike], list[Array]]) -> list[Array]:
-        """Return what the owner of each place answers.
-
-        ``answer`` maps rows of own nodes, -1 for padding, and the number of a turn to arrays with a
-        row for each. It is called for own places in turn 0, then for those of others.
-        """
-
-        def step(
-            state: list[Array], number: Array, slot: Array, num_slots: int, rows: Array
-        ) -> list[Array]:
-            is_now = slot < num_slots
-            results = []
-            for old, values in zip(state, answer(rows, number), strict=True):
-                mask = is_now.reshape(-1, *(1,) * (old.ndim - 1))
-                new = self.swap(values)[jnp.where(is_now, slot, 0)]
-                results.append(jnp.where(mask, new, old))
-            return results
-
-        return cast(list[Array], self.rounds(places, answer(self.own_rows(places), 0), step))
-
-    def fetch(self, places: Array, x: Array) -> Array:
-        """Return the row of each place, zeros for padding, from rows of own nodes."""
-        return _fetch(places, (x,), **self._asdict())[0]
-
-
-def _fetch_function(places: Array, operands: Sequence[Array], **fields: Any) -> list[Array]:
-    (x,) = operands
-    return _Owners(**fields).ask(places, lambda rows, _: [take(x, rows)])
-
-
-def _fetch_transpose(
-    places: Array, operands: Sequence[Any], cotangents: list[Array | None], **fields: Any
-) -> tuple[Array | None]:
-    (ct,) = cotangents
-    if ct is None:
-        return (None,)
-    owners = _Owners(**fields)
-
-    def step(total: Array, _: Array, slot: Array, num_slots: int, rows: Array) -> Array:
-        sent = jnp.zeros((num_slots, *ct.shape[1:]), ct.dtype).at[slot].set(ct, mode="drop")
-        return add_rows(total, rows, owners.swap(sent))
-
-    own = jnp.zeros((owners.num_own, *ct.shape[1:]), ct.dtype)
-    own = add_rows(own, owners.own_rows(places), ct)
-    return (owners.rounds(places, own, step),)
-
-
-_fetch = Linear(
-    name="fetch_sampled_rows",
-    result=lambda places, operands, **_: [
-        jax.ShapeDtypeStruct((*places.shape, *operands[0].shape[1:]), operands[0].dtype)
-    ],
-    function=_fetch_function,
-    transpose=_fetch_transpose,
-)
 
 
 # --- Batches -------------------------------------------------------------------------------------
@@ -370,18 +289,61 @@ def neighbor_batches(
     by_owner = [rows[owners == owner] for owner in range(num_parts)]
     length = -(-max(map(len, by_owner)) // batch_size)
     places = jax.jit(lambda sharded: sharded.apply(_places))(sharded)
-    starts = edges.t_indptr
-    own_edges, all_edges = (float(jnp.sum(starts[:, i], dtype=float)) for i in (num_own, -1))
-    halo_share = round(1 - own_edges / max(all_edges, 1), 3)  # few values: it is static
-    template = ShardedSeeds(None, None, places, sharded.node_ids, options, halo_share)
+    counts = [np.bincount(rows, minlength=num_own) for rows in by_owner]
+    rates = jax.jit(lambda rates: rates, out_shardings=sharded.sharding)(
+        np.stack(counts).astype(np.float32) / max(length, 1)
+    )
+    expected = tuple(map(round_up, expected_requests(sharded, rates, options)))
+    template = ShardedSeeds(None, None, places, sharded.node_ids, rates, options, expected)
     batches = _Batches(by_owner, batch_size, length, seed, template)
     return grain.MapDataset.range(length).map_with_index(batches)
+
+
+def cached(sharded: ShardedGraph, x: Any, batch: ShardedSeeds, num_rows: int) -> CachedRows:
+    """Copy rows of other devices' nodes to each device whose samples need them most often.
+
+    Which rows these are follows from the probabilities by which seeds and edges are drawn, on each
+    device. :meth:`ShardedSeeds.sample` of the batches takes the result as ``x``: it reads these
+    rows locally, and asks for the others in shorter messages. Host only; all processes call this.
+
+    Args:
+        sharded: the graph.
+        x: ``(devices, capacity, *features)``, as of :meth:`shard`, or a pytree of such.
+        batch: any batch of :meth:`neighbor_batches`, for its seeds, ``batch_size`` and ``fanouts``.
+        num_rows: number of rows that a device copies, at most the number of other devices' rows.
+
+    Returns:
+        :class:`CachedRows`, which have no gradient.
+
+    Raises:
+        TypeError: ``batch`` is of another type, ``num_rows`` no integer, or an array is traced.
+        ValueError: ``num_rows`` is below 1, or ``x`` has other leading axes.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
+        >>> batch = sharded.neighbor_batches([0], 1, (2,))[0]
+        >>> sharded.cached(sharded.shard(jnp.ones((3, 4))), batch, 1)
+        CachedRows(num_copies=1)
+    """
+    arguments.check_instance("batch", batch, ShardedSeeds)
+    num_rows = check_positive("num_rows", num_rows)
+    leaves = jax.tree.leaves(x)
+    for leaf in leaves:
+        sharded._check_axes("x", leaf, sharded.node_ids.shape)
+    if is_traced(sharded.node_ids, *leaves):
+        raise TypeError("x must be known, as rows are copied once, got a traced array")
+    count, num_own = sharded.node_ids.shape
+    num_rows = min(num_rows, max(count - 1, 1) * num_own)
+    places, remaining = choose_places(sharded, batch.seed_rates, batch.options, num_rows)
+    copies, node_ids = copy_rows(sharded, x, places)
+    return CachedRows(x, copies, places, node_ids, round_up(remaining))
 
 
 def _places(part: Part | RelationalPart) -> Array:
     """Return the place of each source of a part."""
     exchange, dtype = part.exchange, edges_of(part).indptr.dtype
-    first = _Owners(exchange.axis, exchange.num_own, 0.0).first_place(dtype)
+    first = Owners(exchange.axis, exchange.num_own, 0).first_place(dtype)
     places = first + jnp.arange(exchange.num_own, dtype=dtype)
     if not exchange.rounds:
         return places

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import COPY_ENGINES, Exchange
 from jax_gnn.sharding._host_rows import HostRows, block_shape, check_rows, on_host, to_blocks
+from jax_gnn.sharding._host_samples import fetch_ahead
 from jax_gnn.sharding._partition import Method, SplitArgs, parse_graph
 from jax_gnn.sharding._parts import (
     HypergraphPart,
@@ -34,8 +35,8 @@ from jax_gnn.sharding._parts import (
     edges_into_nodes,
     exchanges_of,
 )
-from jax_gnn.sharding._processes import check_same, sample
-from jax_gnn.sharding._samples import neighbor_batches
+from jax_gnn.sharding._processes import check_same, local_rows, sample
+from jax_gnn.sharding._samples import cached, neighbor_batches
 from jax_gnn.sharding._split import Piece, split_graph
 
 Result = TypeVar("Result")
@@ -79,6 +80,8 @@ class ShardedGraph:
     axis: str = field(metadata=STATIC)
     num_nodes: int = field(metadata=STATIC)
 
+    cached = cached
+    fetch_ahead = fetch_ahead
     neighbor_batches = neighbor_batches
 
     @property
@@ -202,7 +205,7 @@ class ShardedGraph:
         edges = edges_of(self.part)
         counts, num_edges = edges.num_input_edges, None
         if counts is not None and not is_traced(counts):
-            num_edges = int(_local_rows(counts).popitem()[1])
+            num_edges = int(local_rows(counts).popitem()[1])
         return self._shard(values, "num_edges", num_edges, edges.edge_ids)
 
     def _shard(self, values: ArrayLike, size_name: str, size: int | None, ids: Array) -> Array:
@@ -223,9 +226,9 @@ class ShardedGraph:
                 out_specs=spec,
             )
             return gather(jnp.asarray(values), ids)
-        rows, local_ids = np.asarray(values), _local_rows(ids)
+        rows, local_ids = np.asarray(values), local_rows(ids)
         return _from_rows(
-            (*ids.shape, *shape[1:]), self._sharding, lambda i: fetch_rows(rows, local_ids[i])
+            (*ids.shape, *shape[1:]), self.sharding, lambda i: fetch_rows(rows, local_ids[i])
         )
 
     def host_rows(self, values: ArrayLike, *, block_rows: int | None = None) -> HostRows:
@@ -242,7 +245,7 @@ class ShardedGraph:
             TypeError: ``values`` are not floating-point numbers, or are traced.
             ValueError: ``values`` has another number of rows, or ``block_rows`` is below 1.
         """
-        rows, local_ids = check_rows(values, block_rows), _local_rows(self.node_ids)
+        rows, local_ids = check_rows(values, block_rows), local_rows(self.node_ids)
         check_same(self.mesh, values=sample(rows))
         if len(rows) != self.num_nodes:
             raise ValueError(
@@ -250,7 +253,7 @@ class ShardedGraph:
             )
         capacity = self.node_ids.shape[1]
         shape = block_shape((capacity, rows.shape[1]), rows.dtype, block_rows)
-        sharding = on_host(self._sharding, self.mesh.local_devices[0])
+        sharding = on_host(self.sharding, self.mesh.local_devices[0])
         blocks = _from_rows(
             (self.num_parts, *shape),
             sharding,
@@ -353,7 +356,7 @@ class ShardedGraph:
                 f"{self.axis!r} of a mesh of {dict(self.mesh.shape)}"
             )
 
-    def _check_axes(self, name: str, array: Array, shape: tuple[int, ...]) -> None:
+    def _check_axes(self, name: str, array: Array | HostRows, shape: tuple[int, ...]) -> None:
         """Raise ValueError unless the leading axes of an array have this shape."""
         if np.shape(array)[: len(shape)] != shape:
             axes = ", ".join(map(str, shape))
@@ -362,7 +365,8 @@ class ShardedGraph:
             )
 
     @property
-    def _sharding(self) -> NamedSharding:
+    def sharding(self) -> NamedSharding:
+        """Sharding of arrays with a leading axis of devices."""
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
 
@@ -427,17 +431,6 @@ def _on_devices(
     return ShardedGraph(part, device_ids, device_places, mesh, axis, num_nodes)
 
 
-def _local_rows(array: ArrayLike) -> dict[int, np.ndarray]:
-    """Return the rows that this process has of an array, by their index on its first axis."""
-    # A graph that was copied to the host has arrays in numpy.
-    if not isinstance(array, jax.Array):
-        return dict(enumerate(np.asarray(array)))
-    rows: dict[int, np.ndarray] = {}
-    for shard in array.addressable_shards:
-        rows |= dict(enumerate(np.asarray(shard.data), shard.index[0].start or 0))
-    return rows
-
-
 def _block(values: np.ndarray, i: int, size: int) -> np.ndarray:
     """Return block i of a vector, padded to the size."""
     block = values[i * size : (i + 1) * size]
@@ -456,6 +449,23 @@ def _from_rows(
     return jax.make_array_from_callback(shape, sharding, callback)
 
 
+WireDtype = Literal["bfloat16", "float16"]
+"""Dtype in which rows of features travel between devices."""
+
+
+class Messages(NamedTuple):
+    """How devices exchange rows, as of `shard_graph`."""
+
+    copy_engines: bool = False
+    wire_dtype: str | None = None
+
+    @classmethod
+    def parse(cls, copy_engines: bool, wire_dtype: str | None) -> Messages:
+        """Check the arguments of the same names."""
+        arguments.check_choice("wire_dtype", wire_dtype, (None, *get_args(WireDtype)))
+        return cls(arguments.check_flag("copy_engines", copy_engines), wire_dtype)
+
+
 @public
 def shard_graph(
     graph: Graph | RelationalGraph | HeteroGraph | Hypergraph,
@@ -464,6 +474,7 @@ def shard_graph(
     method: Method | ArrayLike = "auto",
     *,
     copy_engines: bool = False,
+    wire_dtype: WireDtype | None = None,
 ) -> ShardedGraph:
     """Split a graph over the devices of a mesh. Host only.
 
@@ -481,7 +492,10 @@ def shard_graph(
             in the axis of each node's device.
         copy_engines: whether copy engines of the GPUs of one host send rows, in programs that are
             compiled with :attr:`ShardedGraph.compiler_options`. Layers then map rows for other
-            devices first.
+            first.
+        wire_dtype: dtype in which features of nodes, and their gradients, travel between devices;
+            None for their own. A wider row of the halo is rounded once, and sums are in the dtypes
+            that they have otherwise. Vectors, of one number for each node, are not rounded.
 
     Raises:
         TypeError: called inside ``jax.jit``, or an argument has the wrong type.
@@ -498,10 +512,10 @@ def shard_graph(
     host_graph = parse_graph(graph)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
-    copy_engines = arguments.check_flag("copy_engines", copy_engines)
+    messages = Messages.parse(copy_engines, wire_dtype)
     num_nodes, num_parts = host_graph.num_nodes, mesh.shape[axis]
     # Processes must agree before one of them raises the next error.
-    check_same(mesh, graph=host_graph, axis=axis, method=method, copy_engines=copy_engines)
+    check_same(mesh, graph=host_graph, axis=axis, method=method, **messages._asdict())
     if num_nodes < num_parts:
         raise ValueError(
             f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
@@ -512,11 +526,11 @@ def shard_graph(
     check_same(mesh, method=(args.node_parts, args.hyperedge_parts))
     with host_arrays():
         pieces, places = split_graph(args, axis)
-    return assemble(dict(enumerate(pieces)), places, mesh, axis, copy_engines)[0]
+    return assemble(dict(enumerate(pieces)), places, mesh, axis, messages)[0]
 
 
 def assemble(
-    pieces: Mapping[int, Piece], places: np.ndarray, mesh: Mesh, axis: str, copy_engines: bool
+    pieces: Mapping[int, Piece], places: np.ndarray, mesh: Mesh, axis: str, messages: Messages
 ) -> tuple[ShardedGraph, Any]:
     """Put pieces, by their index in the mesh axis, on the devices of a mesh.
 
@@ -541,8 +555,10 @@ def assemble(
         return isinstance(node, Exchange)
 
     # Files do not say how rows are sent: the caller chooses.
+    by_copies, wire_dtype = messages
+    options = {"by_copies": by_copies, "wire_dtype": wire_dtype}
     part = jax.tree.map(
-        lambda node: replace(node, by_copies=copy_engines) if is_exchange(node) else node,
+        lambda node: replace(node, **options) if is_exchange(node) else node,
         part,
         is_leaf=is_exchange,
     )

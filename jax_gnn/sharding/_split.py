@@ -341,4 +341,4 @@ def make_part(
         arrays["node_types"] = types[sources[: local.num_dst]]
         arrays["whole_type_sizes"] = sizes
     arrays |= {"node_ids": sources, "num_whole_nodes": graph.num_nodes}
-    return RelationalPart(**arrays, exchange=exchange)
+    return RelationalPart(**arrays, exchange=exchange, num_far=num_halo_edges)

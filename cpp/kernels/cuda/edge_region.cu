@@ -93,7 +93,6 @@ cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr
   while (1 << cut.lane_bits < lanes) ++cut.lane_bits;
   cut.per_warp = ceil_div(ceil_div(csr.count, warps), step) * step;
   cut.aligned = aligned(csr.rows, 16) && aligned(csr.cols, 16) && aligned(csr.order, 16);
-  cut.stages = false;
   const int64_t blocks = ceil_div(csr.count, cut.per_warp * (threads / 32));
   if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
     return cudaErrorInvalidConfiguration;

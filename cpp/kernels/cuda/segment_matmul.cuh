@@ -156,8 +156,8 @@ struct HopperTile {
       least(8, (kSharedBytes - kChunkAlign - kResults * kResultBytes) / kStageBytes);
 };
 
-// How weights lie: neighbouring columns in one word, one by one, or transposed.
-enum class Weights { kPairs, kSingle, kTransposed };
+// How weights lie: neighbouring columns in one word, or one by one.
+enum class Weights { kPairs, kSingle };
 
 // A thread's fragments of the weights of columns `column` and `column` + 1. All loads are issued
 // before any of what they bring is used; `meanwhile` is called in between.
@@ -171,10 +171,7 @@ __device__ __forceinline__ void load_weights(const T* weights, int k, int n, int
   const auto one = [&](int depth, int j) -> unsigned {
     Word<T, 1> bits = 0;
     load_if(depth < k && j < n,
-            reinterpret_cast<const Word<T, 1>*>(weights + (kWeights == Weights::kTransposed
-                                                               ? int64_t{j} * k + depth
-                                                               : int64_t{depth} * n + j)),
-            bits);
+            reinterpret_cast<const Word<T, 1>*>(weights + int64_t{depth} * n + j), bits);
     return bits;
   };
 #pragma unroll
@@ -196,14 +193,6 @@ __device__ __forceinline__ void load_weights(const T* weights, int k, int n, int
         two[0] = two[1] = 0;
         load_if(depth < k && column < n, reinterpret_cast<const unsigned*>(from), two[0]);
         load_if(depth < k && column < n, reinterpret_cast<const unsigned*>(from + n), two[1]);
-      } else if constexpr (kWeights == Weights::kTransposed) {  // k is even
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          two[j] = 0;
-          load_if(depth < k && column + j < n,
-                  reinterpret_cast<const unsigned*>(weights + int64_t{column + j} * k + depth),
-                  two[j]);
-        }
       } else {
 #pragma unroll
         for (int j = 0; j < 2; ++j)
@@ -228,6 +217,52 @@ __device__ __forceinline__ void load_weights(const T* weights, int k, int n, int
     }
 }
 
+// The 4 by 4 words of the four lanes of a quad, transposed: lane i's word j is lane j's word i.
+__device__ __forceinline__ void transpose_quad(unsigned (&words)[4]) {
+#pragma unroll
+  for (int distance = 1; distance <= 2; ++distance) {
+    const bool is_upper = threadIdx.x & distance;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      unsigned& lower = words[pair * (3 - distance)];
+      unsigned& upper = words[pair * (3 - distance) + distance];
+      const unsigned other = __shfl_xor_sync(kWholeWarp, is_upper ? lower : upper, distance);
+      (is_upper ? lower : upper) = other;
+    }
+  }
+}
+
+// The same of transposed weights, whose rows are whole 16 bytes: a quad reads 64 bytes of a row.
+template <class Shape, typename T, class Meanwhile>
+__device__ __forceinline__ void load_transposed(const T* weights, int k, int n, int column,
+                                                unsigned (&a)[Shape::kSteps][4],
+                                                const Meanwhile& meanwhile) {
+  unsigned words[Shape::kSteps / 2][2][4];
+#pragma unroll
+  for (int i = 0; i < Shape::kSteps / 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int depth = (16 * i + static_cast<int>(threadIdx.x) % 4 * 4) * 4 / int{sizeof(T)};
+      uint4 bits = {0, 0, 0, 0};
+      load_if(depth < k && column + j < n,
+              reinterpret_cast<const uint4*>(weights + int64_t{column + j} * k + depth), bits);
+      memcpy(words[i][j], &bits, sizeof(bits));
+    }
+  __syncwarp();
+  meanwhile();
+#pragma unroll
+  for (int i = 0; i < Shape::kSteps / 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      transpose_quad(words[i][j]);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const unsigned bits = words[i][j][word];
+        a[2 * i + word / 2][word % 2 * 2 + j] = sizeof(T) == 4 ? to_tf32(bits) : bits;
+      }
+    }
+}
+
 // The same of a group's weights, however they lie.
 template <class Shape, typename T, typename Out, class Meanwhile>
 __device__ __forceinline__ void load_weights_of(const Product<T, Out>& product, unsigned group,
@@ -236,7 +271,7 @@ __device__ __forceinline__ void load_weights_of(const Product<T, Out>& product, 
   const int k = product.k, n = product.n;
   const T* const weights = product.rhs + int64_t{group} * k * n;
   if (product.transposed)
-    load_weights<Shape, Weights::kTransposed>(weights, k, n, column, a, meanwhile);
+    load_transposed<Shape>(weights, k, n, column, a, meanwhile);
   else if (n % 2 == 0)
     load_weights<Shape, Weights::kPairs>(weights, k, n, column, a, meanwhile);
   else

@@ -111,7 +111,8 @@ cudaError_t segment_matmul(cudaStream_t stream, const MatmulSchedule& schedule,
     const int64_t chunks = ceil_div(k * sizeof(T), kChunkBytes);
     if ((kTakesLists<T, Out> || !lists.any()) && compute_capability() == 9 &&
         !(exact && sizeof(T) == 4) && k > 0 && chunks <= 8 && k * sizeof(T) % 16 == 0 &&
-        aligned(lhs, 16) && aligned(rhs, 8) && aligned(residual, 8) && aligned(out, 8)) {
+        aligned(lhs, 16) && aligned(rhs, transposed ? 16 : 8) && aligned(residual, 8) &&
+        aligned(out, 8)) {
       if constexpr (std::is_same_v<T, Out>)
         if (schedule.single)
           return chunks <= 1 ? launch_single<1>(stream, groups, product)

@@ -79,12 +79,14 @@ __device__ __forceinline__ void unpack_words(const W (&words)[kWords], Acc (&x)[
   for (int i = 0; i < kFeatures; ++i) x[i] = widen(features[i]);
 }
 
-// The features of row e for entry e.
-template <typename T_, typename Acc_, int kVec_>
+// The features of row e for entry e. Short rows have kVec features, fewer than 16 bytes: a lane
+// holds one, and reads those of a step in words of 16 bytes, to which `in` is aligned.
+template <typename T_, typename Acc_, int kVec_, bool kShort_ = false>
 struct RowMessage {
   using T = T_;
   using Acc = Acc_;
-  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = kVec > 4 ? 2 : 3;
+  static constexpr bool kShort = kShort_;
+  static constexpr int kVec = kVec_, kUnroll = 8, kMinBlocks = kShort ? 4 : kVec > 4 ? 2 : 3;
   static constexpr bool kGathers = false, kDots = false;
   const T* in;
   int64_t width;
@@ -98,13 +100,18 @@ struct RowMessage {
   };
   __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes&, bool, bool whole,
                                        const Column& column, Loaded& loaded) const {
+    const int64_t width = kShort ? kVec : this->width;
     const T* from = in + ids.first * width + column.first;
     if (ids.full && whole) {
       loaded.valid = (1u << kUnroll) - 1;
+      if constexpr (kShort) {
+        load_words<kUnroll>(reinterpret_cast<const Word<T, kVec>*>(from), loaded.words);
+      } else {
 #pragma unroll
-      for (int j = 0; j < kUnroll; ++j) {
-        loaded.words[j] = __ldcs(reinterpret_cast<const Word<T, kVec>*>(from));
-        from += width;
+        for (int j = 0; j < kUnroll; ++j) {
+          loaded.words[j] = __ldcs(reinterpret_cast<const Word<T, kVec>*>(from));
+          from += width;
+        }
       }
       return;
     }

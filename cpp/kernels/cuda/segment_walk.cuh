@@ -40,6 +40,12 @@ __host__ __device__ constexpr int runs_bytes(int warps, int lanes) {
 template <class Message>
 constexpr bool makes_parts = false;
 
+// Whether rows are short, see RowMessage.
+template <class Message>
+constexpr bool is_short = false;
+template <typename T, typename Acc, int kVec>
+constexpr bool is_short<RowMessage<T, Acc, kVec, true>> = true;
+
 // Of a block, as registers are shared out.
 template <class Message>
 constexpr int max_threads = kMaxThreads;
@@ -48,7 +54,6 @@ constexpr int max_threads = kMaxThreads;
 struct Cut {
   int lane_bits;     // log2 of the lanes of a team
   bool aligned;      // ids can be read in long words
-  bool stages;       // a team's words are a row, which is narrow: there is room for staged ones
   int64_t per_warp;  // entries of a warp, a multiple of a step's
   int64_t width;
 };
@@ -146,14 +151,16 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
                   int64_t heads, bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
   using T = typename Message::T;
   using Acc = typename Message::Acc;
-  constexpr bool kStages = std::is_same_v<RowEpilogue, Staged<T>>;
+  constexpr bool kShort = is_short<Message>;
   __shared__ BlockRuns block_runs;
   using Steps = Walk<Message, Op>;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
-  const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
-  const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
+  const int lane_bits = kShort ? 0 : cut.lane_bits;
+  const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int teams = 32 >> lane_bits, team = (threadIdx.x % 32) >> lane_bits;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-  const Column column = column_of<kVec>(lane, lanes, cut.width, heads);
+  const int64_t width = kShort ? kVec : cut.width;
+  const Column column = kShort ? Column{0, 0, true} : column_of<kVec>(lane, lanes, width, heads);
   // heads[warp][part][lane], then tails.
   Acc* const shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
@@ -175,7 +182,8 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   T* lane_out = output.out + column.first;
   hide(lane_out);       // or it is computed again for every store
   T* staged = nullptr;  // the warp's
-  if constexpr (kStages) {
+  if constexpr (kShort) {
+    output.width = kVec;
     staged = reinterpret_cast<T*>(dynamic_shared() + runs_bytes<Op, Acc>(warps, lanes) +
                                   warp * kStagedBytes);
     output.epilogue = {staged + column.first, 0, 0};
@@ -184,7 +192,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   bool beside = false;
   if constexpr (Message::kGathers && !Message::kDots)
     beside = message.weights() != nullptr && heads == 1 && csr.order == nullptr;
-  const bool whole = (static_cast<int64_t>(blockIdx.y) + 1) * lanes * kVec <= cut.width;
+  const bool whole = (static_cast<int64_t>(blockIdx.y) + 1) * lanes * kVec <= width;
   Acc carry[kParts];
   set_neutral<Op>(carry);
   bool seen = false, left_open = false;
@@ -212,12 +220,12 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
     Index after[kUnroll];  // the row of the entry that follows
     walk.find_rows_after(ids, after);
     bool stages = false;  // rows between the step's first and last
-    if constexpr (kStages)
-      if (cut.stages && ids.full) {
+    if constexpr (kShort)
+      if (ids.full) {
         const Index first = __shfl_sync(kWholeWarp, ids.row[0], 0);
         const Index last = __shfl_sync(kWholeWarp, ids.row[kUnroll - 1], 31);
         const unsigned between = static_cast<unsigned>(last) - static_cast<unsigned>(first) - 1;
-        const unsigned max_rows = kStagedBytes / static_cast<unsigned>(cut.width * sizeof(T));
+        constexpr unsigned max_rows = kStagedBytes / (kVec * sizeof(T));
         stages = static_cast<unsigned>(first) < sizes.rows &&
                  static_cast<unsigned>(last) < sizes.rows && between >= kMinStagedRows &&
                  between <= max_rows;
@@ -275,10 +283,10 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
     count_up(kUnroll - 1);
     __syncwarp();
     runs.carry_on(has_end, has_end, head_row, head, run);
-    if constexpr (kStages)
+    if constexpr (kShort)
       if (stages) {
         __syncwarp();
-        T* const to = output.out + int64_t{output.epilogue.first} * cut.width;
+        T* const to = output.out + int64_t{output.epilogue.first} * kVec;
         for (unsigned word = threadIdx.x % 32; word < output.epilogue.rows * lanes; word += 32)
           copy_word<kVec>(staged + word * kVec, to + word * kVec);
         output.epilogue.rows = 0;
@@ -295,7 +303,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
       }
   }
 
-  runs.complete(per_block, cut.width, fills, tails);
+  runs.complete(per_block, width, fills, tails);
 }
 
 }  // namespace

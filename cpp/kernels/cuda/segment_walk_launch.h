@@ -57,13 +57,12 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
   using T = typename Message::T;
   static_assert(!Op::kCounts || is_linear<Op>);
   constexpr int kVec = Op::kVec;
-  constexpr bool kStages = std::is_same_v<RowEpilogue, Staged<T>>;
   const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, features.width, epilogue};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const Start next = start_behind(csr, start);
     cudaError_t error;
-    if constexpr (kStages)
+    if constexpr (is_short<Message>)
       error = launch_fill(stream, next, Output<T, Op, Acc>{out, csr.num_rows, features.width, {}});
     else
       error = launch_fill(stream, next, output);
@@ -83,15 +82,12 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
                 aligned(message.weights(), 16);
   if (tiles > kMaxGridY || blocks > kMaxGridX || cut.per_warp > 0x7fffffff)
     return cudaErrorInvalidConfiguration;
-  constexpr int64_t kSector = 32;
-  cut.stages = kStages && features.width == lanes * kVec &&
-               features.width * static_cast<int64_t>(sizeof(T)) < kSector;
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   const auto kernel = reduce_kernel<Message, Op, RowEpilogue>;
-  const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T)
-                           : cut.stages   ? threads / 32 * kStagedBytes
-                                          : 0;
+  const size_t row_words = Message::kDots      ? kDotThreads * Message::kUnroll * kVec * sizeof(T)
+                           : is_short<Message> ? threads / 32 * kStagedBytes
+                                               : 0;
   const size_t shared = runs_bytes<Op, Acc>(threads / 32, lanes) + row_words;
   return launch(stream, {grid, threads, shared}, kernel, csr, message, cut, output, features.heads,
                 fills, start, tails);

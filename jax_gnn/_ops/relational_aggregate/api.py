@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +13,27 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype, promoted
-from jax_gnn._core.csr import segments
+from jax_gnn._core.csr import LastRows, segments
 from jax_gnn._core.ffi import Implementation, check_implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
-from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, sums_by_basis_pay
-from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_matrix
+from jax_gnn._ops.relational_aggregate.schedule import (
+    Counts,
+    Method,
+    halo_is_summed_apart,
+    sums_by_basis_pay,
+)
+from jax_gnn._ops.relational_aggregate.xla import (
+    counts,
+    existing,
+    lookup_matrix,
+    types_matrix,
+)
 from jax_gnn._ops.relational_aggregate.xla import relational_aggregate as composed
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages, total
-from jax_gnn._ops.spmm.api import spmm
+from jax_gnn._ops.spmm.api import spmm_with_halo
+from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 
 # Parts of a graph that a method needs.
@@ -86,8 +98,49 @@ def relational_aggregate(
                [ 0.],
                [21.]], dtype=float32)
     """
+    return aggregate_with_halo(
+        graph,
+        x,
+        rhs,
+        weight,
+        coefficients=coefficients,
+        transpose_rhs=transpose_rhs,
+        method=method,
+        precision=precision,
+        implementation=implementation,
+    )
+
+
+class Halo(NamedTuple):
+    """Rows of the last sources of a graph, which are on other devices."""
+
+    fetch: Callable[[Array], tuple[Array, Array]]  # returns rows of the first sources and of these
+    num_own: int  # number of the first sources
+    num_edges: int  # largest number of edges from the last sources
+
+    def rows_of(self, graph: Graph) -> LastRows:
+        """Return the edges from the last sources, which come last by source."""
+        by_source = graph.matrix(weighted=True).by_col
+        return LastRows.of(by_source, self.num_own, graph.t_indptr[self.num_own], self.num_edges)
+
+
+def aggregate_with_halo(
+    graph: RelationalGraph,
+    x: ArrayLike,
+    rhs: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    coefficients: ArrayLike | None = None,
+    transpose_rhs: bool = False,
+    method: Method | Literal["auto"] = "auto",
+    precision: jax.lax.PrecisionLike = None,
+    implementation: Implementation | None = None,
+    halo: Halo | None = None,
+) -> Array:
+    """Apply `relational_aggregate`, where rows of the last sources may be on other devices."""
     graph = arguments.check_container("graph", graph, RelationalGraph)
-    x = arguments.check_features("x", x, "num_src", graph.num_src)
+    num_src = graph.num_src if halo is None else halo.num_own
+    x = arguments.check_features("x", x, "num_src", num_src)
     coefficients, size_name, size = _check_coefficients(graph, coefficients)
     rhs = arguments.check_features("rhs", rhs, size_name, size)
     if x.ndim < 2:
@@ -109,27 +162,42 @@ def relational_aggregate(
         )
     dtype = promoted(x.dtype, rhs.dtype)
     rhs, level = rhs.astype(dtype), arguments.precision_level(precision)
+    x = x.astype(dtype)
     # Products with bases are XLA's, with its own default of the precision.
     if coefficients is not None:
         coefficients = coefficients.astype(dtype)
         if method == "auto" and not transpose_rhs and _sums_by_basis(graph, rhs, coefficients):
-            z = jnp.einsum("n...k,bkm->nb...m", x.astype(dtype), rhs, precision=precision)
-            return _sum_by_basis(graph, z, weight, coefficients, implementation)
+
+            def mapped(x: Array) -> Array:
+                return jnp.einsum("n...k,bkm->nb...m", x, rhs, precision=precision)
+
+            if halo is None:
+                return _sum_by_basis(graph, mapped(x), weight, coefficients, implementation)
+            # Rows travel on the narrower side of the map.
+            is_narrow = rhs.shape[0] * rhs.shape[2] < rhs.shape[1]
+            z, halo_z = halo.fetch(mapped(x)) if is_narrow else map(mapped, halo.fetch(x))
+            rows: Any = {"halo": halo_z, "halo_rows": halo.rows_of(graph.nodes)}
+            return _sum_by_basis(graph, z, weight, coefficients, implementation, **rows)
         rhs = jnp.tensordot(coefficients, rhs, 1, precision=precision)
     graph, weight = _messages(graph, weight, dtype)
     matrix = graph.matrix(weighted=True)
+    options: Any = {
+        "transposed": transpose_rhs,
+        "precision": level,
+        "implementation": implementation,
+    }
+    if halo is not None:
+        local, halo_x = halo.fetch(x)
+        sizes = counts(x, rhs, matrix, transposed=transpose_rhs)
+        if x.ndim == 2 and method == "auto" and halo_is_summed_apart(sizes):
+            last = halo_x, halo.rows_of(existing(graph.to_pairs))
+            operands = local, rhs, weight, matrix, last
+            return composed(*operands, method="destination_pairs", **options)
+        x = jnp.concatenate([local, halo_x])
+    known = None if method == "auto" else method
 
     def aggregate(x: Array) -> Array:
-        return composed(
-            x.astype(dtype),
-            rhs,
-            weight,
-            matrix,
-            transposed=transpose_rhs,
-            method=None if method == "auto" else method,
-            precision=level,
-            implementation=implementation,
-        )
+        return composed(x, rhs, weight, matrix, method=known, **options)
 
     if x.ndim == 2:
         return aggregate(x)
@@ -222,6 +290,7 @@ def _sum_by_basis(
     weight: ArrayLike | None,
     coefficients: Array,
     implementation: Implementation | None,
+    **halo: Any,
 ) -> Array:
     """Return the sums of rows ``(num_src, num_bases, *batch, n)`` over edges and bases."""
     # Σ_r Σ_b c_rb V_b x = Σ_b (Σ_e c_rb V_b x): edges are weighted by their relation's shares.
@@ -231,7 +300,7 @@ def _sum_by_basis(
         weight = _check_edge_weight(graph, weight)
         dtype = accumulator_dtype(shares.dtype)
         shares = shares.astype(dtype) * weight.astype(dtype)[:, None]
-    return spmm(graph.nodes, z, shares, implementation=implementation).sum(1)
+    return spmm_with_halo(graph.nodes, z, shares, implementation=implementation, **halo).sum(1)
 
 
 def _messages(

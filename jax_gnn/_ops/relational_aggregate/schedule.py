@@ -7,6 +7,7 @@ Rates were measured on an H200.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -26,6 +27,8 @@ _TRANSPOSED_METHOD: dict[Method, Method] = {
 _MEMORY, _CACHE, _FLOPS = 4.28e6, 9e6, 360e6
 # Microseconds of a launch, and of waiting for the launch before.
 _LAUNCH, _WAIT = 1.7, 4.0
+# Rows of sums that a node may keep where a graph is split over devices.
+_MAX_SUMS = 4
 # Bytes of both ids of an edge and its weight, and of a row's id.
 _EDGE_BYTES, _ID_BYTES = 12, 4
 
@@ -227,6 +230,21 @@ def chosen(counts: Counts) -> Method:
     c = Counts(**FAMILY.known(**counts._asdict()))
     method = FAMILY.choose("relational_aggregate", **c._asdict()).method
     return method if method in expected(c) else _best(c)
+
+
+def halo_is_summed_apart(counts: Counts) -> bool:
+    """Return whether destination pairs pay where rows of the last sources have an own array.
+
+    Sums into destination pairs read both arrays. Other methods need one array: copies of all rows,
+    forward and backward. Times are those of training, for which graphs are split over devices. The
+    sums are kept for the gradient of the weights, so they may not be many.
+    """
+    c = Counts(**FAMILY.known(**counts._asdict()))
+    if c.destination_pairs > _MAX_SUMS * c.num_dst:
+        return not c.source_pairs
+    times, copy = expected_in_training(c), once(2 * c.num_src * c.k * c.itemsize).time
+    others = (time for name, time in times.items() if name != "destination_pairs")
+    return times.get("destination_pairs", math.inf) <= min(others) + 2 * copy
 
 
 def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -> bool:

@@ -18,7 +18,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from jax_gnn._core.arrays import as_column, promoted
-from jax_gnn._core.csr import Csr, SparseMatrix, permutation
+from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, permutation
 from jax_gnn._core.ids import PADDING, in_range, index_dtype, row_starts, take_ids
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
@@ -26,7 +26,7 @@ from jax_gnn._core.sharding import auto_axes_like
 from jax_gnn._ops import composition
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer, grouped_product
-from jax_gnn._ops.segment_reduce.primitive import total, weighted_sum
+from jax_gnn._ops.segment_reduce.primitive import Messages, reduce_rows, total
 
 P = TypeVar("P")
 
@@ -70,6 +70,9 @@ def relational_aggregate(
     rhs: Array,  # weights of relations, (relations, k, n), or if `transposed` (relations, n, k)
     weight: Array | None,  # weights of edges, (edges,) in the accumulator type, or None
     matrix: RelationalMatrix,  # matrix of the edges
+    # Rows of the last sources, and their entries in ``matrix.to_pairs``, as of `Messages`: only of
+    # the method "destination_pairs".
+    halo: tuple[Array, LastRows] | None = None,
     *,
     transposed: bool,
     method: Method | None,  # None means the fastest
@@ -91,7 +94,7 @@ def relational_aggregate(
         z = product(x, rhs, pairs, pairs.gather, **options)
         return _weighted_sum(z, weight, existing(matrix.from_pairs))
     pairs = existing(matrix.pair_dst)
-    sums = _weighted_sum(x, weight, existing(matrix.to_pairs))
+    sums = _weighted_sum(x, weight, existing(matrix.to_pairs), *(halo or ()))
     return _summed_products(sums, rhs, pairs, **options)
 
 
@@ -108,14 +111,21 @@ def product(
     return grouped_product(x, kernel, pairs.sizes, gather=rows, scatter=scatter, **options)
 
 
-def _weighted_sum(x: Array, weight: Array | None, matrix: SparseMatrix) -> Array:
-    """Return the sums of rows of x over the entries of each row of a matrix."""
+def _weighted_sum(
+    x: Array,
+    weight: Array | None,
+    matrix: SparseMatrix,
+    halo: Array | None = None,
+    halo_rows: LastRows | None = None,
+) -> Array:
+    """Return the sums of rows of x, and of the halo, over the entries of each row of a matrix."""
     if weight is None:  # the order of the weights is not read
         by_row, by_col = (replace(csr, order=None) for csr in matrix)
         matrix = SparseMatrix(by_row, by_col)
     else:
         weight = as_column(weight)
-    return weighted_sum(x, weight, matrix)
+    messages = Messages(x, weight, matrix, halo=halo, halo_rows=halo_rows)
+    return reduce_rows(messages, "sum")
 
 
 # --- Products of destination pairs ---------------------------------------------------------------

@@ -60,8 +60,10 @@ _SMALL = 2**18
 _SMALL_WITH_EPILOGUE = 2**19
 _SMALL_GRADIENTS = 3 * 2**16
 
-# The same for contiguous rows of at most so many lanes; and lanes that read one feature each.
-_SMALL_NARROW, _NARROW_LANES, _NARROW_FEATURES = 2**17, 4, 2
+# The same for contiguous rows of at most so many lanes; the bytes of those that a lane holds, and
+# the schedule of their walk.
+_SMALL_NARROW, _NARROW_LANES = 2**17, 4
+_SHORT_BYTES, _SHORT = 8, Schedule("walk", 1, 64, 4224)
 
 # Factor of the blocks where other kernels run beside: blocks that end make room for these.
 _BESIDE = 8
@@ -105,14 +107,14 @@ def by_hand(
         gains = lanes == 16 and fits_l2 if ordered else lanes >= 8
         if gather and itemsize == 4 and word > 1 and gains:
             return Schedule("gather", lanes, 128, 660)
-    max_lanes = _NARROW_LANES if word > 1 else _NARROW_FEATURES
-    narrow = op == "segment_reduce" and not gather and lanes <= max_lanes
-    small_rows = _SMALL_NARROW if narrow and word > 1 else _SMALL
+    short = op == "segment_reduce" and is_short(width, itemsize, gather)
+    narrow = op == "segment_reduce" and not gather and word > 1 and lanes <= _NARROW_LANES
+    small_rows = _SMALL_NARROW if narrow or short else _SMALL
     small = _SMALL_WITH_EPILOGUE if epilogue else small_rows
     if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
         return one_step(entries)
-    if narrow:
-        return Schedule("walk", lanes, 64, 1584)
+    if short or narrow:
+        return _SHORT if short else Schedule("walk", lanes, 64, 1584)
     num_bytes = entries * width * itemsize
     is_large = entries >= _MIN_GATHER_ENTRIES and num_bytes >= _MIN_GATHER_BYTES
     if gather and sums and word > 1 and lanes >= 8 and is_large:
@@ -124,9 +126,14 @@ def by_hand(
     return Schedule("walk", lanes, *((256, 264) if few_blocks else (128, 528)))
 
 
+def is_short(width: int, itemsize: int, gather: bool) -> bool:
+    """Whether a lane of the walk holds a contiguous row."""
+    return not gather and width in (1, 2, 4) and width * itemsize <= _SHORT_BYTES
+
+
 def tree_of(op: str, *, gather: bool, itemsize: int, sums: bool = True, **call: Any) -> str | None:
     """Return the kind by which trees of calls as in `by_hand` are named, or None without trees."""
-    if itemsize > 4:
+    if itemsize > 4 or is_short(call["width"], itemsize, gather):
         return None
     if op == "segment_reduce" and sums:
         return "spmm" if gather else "segment_sum"

@@ -1,0 +1,213 @@
+"""Questions of devices to the owners of nodes, by all-to-alls of static shapes.
+
+The *place* of a node is its row in the concatenated rows of all devices: owner times capacity, plus
+the row on the owner. A device asks about places in as many rounds as the device with the most
+questions to one owner needs: whatever was drawn, every question is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from jax_gnn._core.arrays import row_wise, take
+from jax_gnn._core.ids import PADDING, in_range
+from jax_gnn._core.linear import Linear
+from jax_gnn._core.op import align_varying
+from jax_gnn._ops.segment_order.primitive import sorted_ids
+from jax_gnn._ops.segment_reduce.api import segment_sum
+from jax_gnn.sharding._exchange import send_in
+
+Answer = Callable[[Array, ArrayLike], list[Array]]
+"""Function of rows of own nodes, -1 for padding, and a round's number; a row of results for each.
+
+Round 0 has the device's questions about its own nodes.
+"""
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Owners of places, on the devices of a mesh axis; inside `jax.shard_map`."""
+
+    axis: str
+    num_own: int  # number of rows of each device
+    expected: int  # expected number of places of one owner that a device asks about
+    wire_dtype: str | None = None  # as of `Exchange`
+
+    @property
+    def count(self) -> int:
+        """Number of devices."""
+        return int(jax.lax.axis_size(self.axis))
+
+    @property
+    def num_places(self) -> int:
+        return self.count * self.num_own
+
+    def first_place(self, dtype: Any) -> Array:
+        """Return the place of the first row of this device."""
+        return jax.lax.axis_index(self.axis).astype(dtype) * self.num_own
+
+    def own_rows(self, places: Array) -> Array:
+        """Return the rows of places that this device owns, -1 for others."""
+        rows = places - self.first_place(places.dtype)
+        return jnp.where((places >= 0) & in_range(rows, self.num_own), rows, PADDING)
+
+    def swap(self, rows: Array) -> Array:
+        """Send each device its slots."""
+        return send_in(
+            self.wire_dtype,
+            rows,
+            lambda rows: cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True)),
+        )
+
+    def ask(self, places: Array, answer: Answer, known: list[Array] | None = None) -> list[Array]:
+        """Return what the owner of each place answers; ``known`` has the results of other places.
+
+        These are own places and padding. By default ``answer`` gives them.
+        """
+        state, questions = known or answer(self.own_rows(places), 0), Questions.of(self, places)
+
+        def step(number: Array, state: list[Array]) -> list[Array]:
+            answers = answer(questions.sent(number), number)
+            return questions.received(number, state, answers)
+
+        return cast(list[Array], questions.run(state, step))
+
+    def fetch(self, places: Array, rows: Sequence[Array]) -> list[Array]:
+        """Return the row of each place, zeros for padding, of each array of rows of own nodes."""
+        if not rows:
+            return []
+        types = tuple((x.shape[1:], str(x.dtype)) for x in rows)
+        return _fetch(places, tuple(rows), owners=self, types=types)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Places of other devices, each in a slot of one round; inside `jax.shard_map`."""
+
+    owners: Owners
+    rows: Array  # (count,), row of each place on its owner
+    numbers: Array  # (count,), round of each place, from 1; 0 for own places and padding
+    slots: Array  # (count,), slot of each place in its round
+    room: int  # number of slots for each owner
+    num_rounds: Array  # (), the same on all devices
+
+    @classmethod
+    def of(cls, owners: Owners, places: Array) -> Questions:
+        """Deal places out to rounds; those of one owner in order."""
+        size, count, num_own = owners.count, len(places), owners.num_own
+        is_remote = (places >= 0) & (owners.own_rows(places) < 0)
+        owner = jnp.where(is_remote, places // num_own, PADDING).astype(jnp.int32)
+        keys, order = sorted_ids(owner, size)  # padding comes last, as owner `size`
+        keys = keys.astype(jnp.int32)
+        starts = jnp.searchsorted(keys, jnp.arange(size + 1, dtype=jnp.int32))
+        ranks = jnp.arange(count, dtype=jnp.int32) - starts[keys]
+        rank = jnp.zeros_like(owner).at[order].set(ranks, unique_indices=True)
+        # One round suffices but rarely: draws of neighbours are not independent, hence the tenth.
+        expected = owners.expected
+        room = min(count, expected + expected // 10 + 4 * isqrt(expected) + 8)
+        most = jax.lax.pmax((starts[1:] - starts[:-1]).max(initial=0), owners.axis)
+        numbers = jnp.where(is_remote, rank // max(room, 1) + 1, 0)
+        slots = owner * room + rank % max(room, 1)
+        return cls(owners, places % num_own, numbers, slots, room, -(-most // max(room, 1)))
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots of a round."""
+        return self.owners.count * self.room
+
+    def _slots(self, number: ArrayLike) -> tuple[Array, Array]:
+        """Return which places are asked about in a round, and their slots."""
+        is_now = self.numbers == number
+        return is_now, jnp.where(is_now, self.slots, self.num_slots)
+
+    def sent(self, number: ArrayLike) -> Array:
+        """Return the rows of own nodes that other devices ask about in a round, -1 for none."""
+        rows = jnp.full(self.num_slots, PADDING, self.rows.dtype)
+        rows = rows.at[self._slots(number)[1]].set(self.rows, mode="drop", unique_indices=True)
+        return self.owners.swap(rows)
+
+    def received(
+        self, number: ArrayLike, results: Sequence[Array], answers: Sequence[Array]
+    ) -> list[Array]:
+        """Return results with the answers to a round's questions, which owners have by slot."""
+        is_now, slots = self._slots(number)
+        slots = jnp.where(is_now, slots, 0)
+        return [
+            jnp.where(row_wise(is_now, old), self.owners.swap(new)[slots], old)
+            for old, new in zip(results, answers, strict=True)
+        ]
+
+    def returned(self, number: ArrayLike, rows: Array) -> Array:
+        """Return what owners get by slot: a row of each place that was asked about in a round."""
+        sent = jnp.zeros((self.num_slots, *rows.shape[1:]), rows.dtype)
+        sent = sent.at[self._slots(number)[1]].set(rows, mode="drop", unique_indices=True)
+        return self.owners.swap(sent)
+
+    def run(self, state: Any, step: Callable[[Any, Any], Any]) -> Any:
+        """Run ``step(number, state)`` for all rounds. The first is no part of a loop."""
+        if self.owners.count == 1 or not self.room:
+            return state
+
+        def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            return carry[0] + 1, step(*carry)
+
+        # A loop's state must vary over the mesh axes over which its results do.
+        state = step(1, state)
+        state = jax.tree.map(lambda leaf: align_varying([leaf, self.rows])[0], state)
+        first = jnp.full((), 2, jnp.int32)
+        return jax.lax.while_loop(lambda carry: carry[0] <= self.num_rounds, body, (first, state))[
+            1
+        ]
+
+
+def _fetch_function(
+    places: Array, rows: Sequence[Array | None], *, owners: Owners, types: Any
+) -> list[Array]:
+    present = [x for x in rows if x is not None]
+    results = iter(owners.ask(places, lambda ids, _: [take(x, ids) for x in present]))
+    return [
+        jnp.zeros((*places.shape, *shape), dtype) if x is None else next(results)
+        for x, (shape, dtype) in zip(rows, types, strict=True)
+    ]
+
+
+def _fetch_transpose(
+    places: Array,
+    rows: Sequence[Any],
+    cotangents: Sequence[Array | None],
+    *,
+    owners: Owners,
+    types: Any,
+) -> list[Array | None]:
+    questions = Questions.of(owners, places)
+    present, num_own = [ct for ct in cotangents if ct is not None], owners.num_own
+    # Several places, or several devices, may name one row: sums in a fixed order.
+    own = owners.own_rows(places)
+    totals = [segment_sum(ct, own, num_own) for ct in present]
+
+    def step(number: ArrayLike, totals: list[Array]) -> list[Array]:
+        ids = questions.sent(number)
+        arrived = [questions.returned(number, ct) for ct in present]
+        sums = [segment_sum(ct, ids, num_own) for ct in arrived]
+        return [total + rows for total, rows in zip(totals, sums, strict=True)]
+
+    sums = iter(questions.run(totals, step))
+    return [None if ct is None else next(sums) for ct in cotangents]
+
+
+_fetch = Linear(
+    name="fetch_sampled_rows",
+    result=lambda places, rows, *, types, **_: [
+        jax.ShapeDtypeStruct((*places.shape, *shape), dtype) for shape, dtype in types
+    ],
+    function=_fetch_function,
+    transpose=_fetch_transpose,
+)
