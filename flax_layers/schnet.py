@@ -23,7 +23,7 @@ from flax_layers.norms import check_nodes
 from flax_layers.point_layers import CFConv, shifted_softplus
 from flax_layers.readout import Readout, _Classifier, readout
 from jax_gnn import Batch, Graph, Node, program
-from jax_gnn.extend import check_choice, check_finite
+from jax_gnn.extend import accumulator_dtype, check_choice, check_finite
 
 MAX_ATOMIC_NUMBER = 99
 
@@ -119,14 +119,17 @@ class SchNet(_Classifier):
         rngs: DropoutKeys,
     ) -> Array:
         del edges
-        numbers, pos = x[:, 0].astype(jnp.int32), x[:, 1:]
-        distance = edge_lengths(batch.graph, pos)
+        numbers, embedding = x[:, 0].astype(jnp.int32), self.embedding[...]
+        dtype = jnp.promote_types(x.dtype, embedding.dtype)
+        # Distances keep 32 bits beside half types.
+        distance = edge_lengths(batch.graph, x[:, 1:].astype(accumulator_dtype(dtype)))
         centres = np.linspace(0, self.cutoff, self.num_gaussians).astype(np.float32)
         scale = -0.5 / float(centres[1] - centres[0]) ** 2
-        basis = jnp.exp(scale * (distance[:, None] - centres.astype(distance.dtype)) ** 2)
-        h = jnp.where(numbers[:, None] > 0, self.embedding[...][numbers], 0)
+        offsets = distance[:, None] - centres[None].astype(distance.dtype)
+        basis = jnp.exp(scale * offsets**2).astype(dtype)
+        h = jnp.where(numbers[:, None] > 0, embedding[numbers].astype(dtype), 0)
         for conv, last in zip(self.convs, self.maps, strict=True):
-            y = conv(batch.graph, h, basis.astype(h.dtype), distance=distance)
+            y = conv(batch.graph, h, basis, distance=distance)
             h = h + linear(last, shifted_softplus(y))
         hidden = shifted_softplus(linear(self.hidden, h))
         y = linear(self.output, self.dropout(hidden, **dropout_arguments(deterministic, rngs)))
