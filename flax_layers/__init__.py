@@ -84,6 +84,7 @@ from flax_layers.relation_layers import (
 )
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
+from flax_layers.schnet import SchNet
 from flax_layers.tabular import DatabaseModel, TableEncoder
 from flax_layers.typed import TypedLinear
 from flax_layers.unignn import (
@@ -182,6 +183,7 @@ __all__ = [
     "RGINConv",
     "ResGatedGraphConv",
     "SAGEConv",
+    "SchNet",
     "Set2Set",
     "SimpleHGN",
     "SimpleHGNConv",

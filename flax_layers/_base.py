@@ -402,7 +402,8 @@ def linear_options(options: Mapping[str, object]) -> dict[str, Any]:
 
 def kept_options(options: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
     """Return options as a static attribute that describes a module: without initializers."""
-    return tuple(sorted(item for item in options.items() if not item[0].endswith("_init")))
+    kept = ((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items())
+    return tuple(sorted(item for item in kept if not item[0].endswith("_init")))
 
 
 def parameter_value(param: nnx.Param[Array] | None) -> Array | None:

@@ -26,7 +26,7 @@ from flax_layers._base import (
     linear_options,
 )
 from flax_layers._declaration import Layer, default_kernel_init
-from flax_layers.edge_layers import GINE, GatedGCN
+from flax_layers.edge_layers import GINE, PNA, GatedGCN
 from flax_layers.gin import GIN, GINBlock
 from flax_layers.graph import GCN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
@@ -42,7 +42,7 @@ from jax_gnn.extend import (
 )
 
 Readout = Literal["sum", "mean", "max"]
-Layers = Literal["GCN", "SAGE", "GIN", "GAT", "GATv2", "GINE", "GatedGCN"]
+Layers = Literal["GCN", "SAGE", "GIN", "GAT", "GATv2", "GINE", "GatedGCN", "PNA"]
 NodeMap = Callable[[Array], Array]
 """Map of the features of each node, such as an `nnx.Linear`."""
 
@@ -447,7 +447,7 @@ class GraphClassifier(_Classifier):
         check_choice("layers", layers, get_args(Layers))
         check_choice("graph_reduce", graph_reduce, get_args(Readout))
         check_positive(out_features=out_features)
-        kinds = GCN, SAGE, GIN, GAT, GATv2, GINE, GatedGCN
+        kinds = GCN, SAGE, GIN, GAT, GATv2, GINE, GatedGCN, PNA
         kind: Any = next(kind for kind in kinds if kind.__name__ == layers)
         widths = in_features, hidden_features, hidden_features
         shared: Any = {"num_layers": num_layers, "dropout_rate": dropout_rate, "rngs": rngs}

@@ -503,6 +503,9 @@ LAYERS = {
     "GraphNorm": batch_case(layers.GraphNorm),
     "PairNorm": batch_case(layers.PairNorm, scale=2.0, individually=True),
     "GINClassifier": batch_case(layers.GINClassifier, WIDTH, 3, num_layers=2, learn_eps=True),
+    "SchNet": batch_case(
+        layers.SchNet, 8, 1, num_layers=2, num_filters=6, num_gaussians=5, cutoff=4.0
+    ),
     "GraphClassifier": batch_case(layers.GraphClassifier, WIDTH, 3, num_layers=2, layers="GCN"),
     "MLP": LayerCase(
         lambda dtype: layers.MLP([WIDTH, WIDTH, 3], param_dtype=dtype, rngs=nnx.Rngs(0)),

@@ -301,6 +301,7 @@ NODE_FEATURES, IN_FEATURES = {"num_features": F}, {"in_features": F}
 BATCH_CALL = {"batch": Batch.from_edges([[SRC, DST]], [N]), "x": X}
 RATE = {"dropout_rate": 0.5}
 GRAPHS = {"hidden_features": 4, "num_layers": 2, "layers": "GCN"}
+ATOMS = {"hidden_features": 4, "num_layers": 1, "num_filters": 3, "num_gaussians": 4}
 MODELS += [
     (model, sizes, options, BATCH_CALL)
     for model, sizes, options in (
@@ -314,6 +315,7 @@ MODELS += [
         (flax_layers.GINBlock, CONV_SIZES, {"eps": 0.0}),
         (flax_layers.GINClassifier, CONV_SIZES | {"hidden_features": 4, "num_layers": 1}, RATE),
         (flax_layers.GraphClassifier, CONV_SIZES | GRAPHS, RATE),
+        (flax_layers.SchNet, CONV_SIZES | ATOMS, RATE | {"graph_reduce": "sum", "cutoff": 2.0}),
     )
 ]
 

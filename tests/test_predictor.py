@@ -268,6 +268,7 @@ def test_models_of_this_package(tmp_path):
         flax_layers.GraphClassifier(
             3, 4, 2, layers="GAT", heads=2, param_dtype=jnp.bfloat16, rngs=rngs
         ),
+        flax_layers.SchNet(4, 6, 1, num_layers=1, num_filters=5, cutoff=3.0, rngs=rngs),
         flax_layers.GAE(flax_layers.GCN(3, 4, 2, use_bias=False, rngs=rngs)),
         flax_layers.VGAE(flax_layers.GCN(3, 4, 2, rngs=rngs), rngs=rngs),
         layer_cases.link_predictor(jnp.float32),

@@ -16,8 +16,10 @@ from flax_layers.training.config.graphs import (
     GraphsConfig,
     GraphTransformerConfig,
     PNAConfig,
+    PNAGraphConfig,
     SAGEConfig,
     SAGEGraphConfig,
+    SchNetConfig,
 )
 from flax_layers.training.config.hypergraphs import (
     AllDeepSetsConfig,
@@ -90,6 +92,7 @@ __all__ = [
     "LinkReport",
     "LinkResult",
     "PNAConfig",
+    "PNAGraphConfig",
     "Predictor",
     "Preprocessing",
     "RGATConfig",
@@ -100,6 +103,7 @@ __all__ = [
     "SAGEConfig",
     "SAGEGraphConfig",
     "SAGELinkConfig",
+    "SchNetConfig",
     "SimpleHGNConfig",
     "TrainConfig",
     "TrainResult",

@@ -48,6 +48,7 @@ EXAMPLES = {
     "gat-link": ("", "--data cora.npz --heads 8"),
     "rgcn-link": ("--data fb15k237.npz", "--data wn18rr --decoder complex"),
     "compgcn-link": ("--data fb15k237.npz", "--data wn18rr --decoder complex"),
+    "schnet": ("--data md17_aspirin.npz --cutoff 5", "--data frames.xyz --layers 3"),
     "unigcnii": ("--data cora_cocitation.npz --splits 20 --layers 8",),
     "allsettransformer": ("--data cora_cocitation.npz --splits 20 --heads 8",),
 }
@@ -167,7 +168,8 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
     files = "an .npz file or a folder in a raw format"
     _add_data(groups["data"], files, edges if built_in else None)
     add_table_options(groups["data"])
-    if "auto" in settings(recipe.config)["feature_normalization"].choices:
+    normalization = settings(recipe.config).get("feature_normalization")
+    if normalization is not None and "auto" in normalization.choices:
         groups["data"].add_argument(
             "--standardize",
             action="store_const",

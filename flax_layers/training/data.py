@@ -22,6 +22,7 @@ from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.predictor import Preprocessing, preprocessed
 from jax_gnn.datasets import (
+    ATOM_FEATURES,
     MIN_REVERSED_SHARE,
     GraphDataset,
     GraphsDataset,
@@ -56,6 +57,11 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         ValueError: The dataset lacks the split or the features that the settings ask for, a part of
             the split is empty, there are too few labelled nodes, or no classes or relations.
     """
+    if hasattr(config, "cutoff") and (dataset.feature_names or ())[:4] != ATOM_FEATURES:
+        raise data_error(
+            dataset,
+            "has no atoms: molecules are extended XYZ files, or .npz files such as MD17's",
+        )
     # A published split is checked by the seed of the first run, as seeds draw validation nodes.
     folds = getattr(config, "folds", 0)
     fixed = config.split in ("auto", "published") and not folds
@@ -286,6 +292,7 @@ def preprocessing_of(config: TrainConfig | LinkConfig) -> Preprocessing:
     targets = getattr(config, "target_scaling", None)
     if targets is not None:
         arguments["target_mean"], arguments["target_std"] = targets
+        arguments["target_per_node"] = _is_per_node(config)  # type: ignore[arg-type]
     arguments["rows"] = "row" if settings.feature_normalization == "row" else "none"
     return Preprocessing.of(**arguments)
 
@@ -336,9 +343,16 @@ def target_scaled(dataset: NodeDataset, config: TrainConfig, ids: np.ndarray) ->
     if not dataset.regresses:
         return config
     y = dataset.y[ids].reshape(len(ids), -1).astype(np.float64)
-    std = y.std(0)
-    scaling = y.mean(0).astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)
+    sizes = dataset.sizes[ids, None] if _is_per_node(config) else np.ones((len(ids), 1))  # type: ignore[attr-defined]
+    mean = (y / sizes).mean(0)
+    std = (y - mean * sizes).std(0)
+    scaling = mean.astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)
     return dataclasses.replace(config, target_scaling=[row.tolist() for row in scaling])
+
+
+def _is_per_node(config: TrainConfig) -> bool:
+    """Return whether targets of a graph have a mean for each of its nodes, as energies have."""
+    return getattr(config, "graph_reduce", "") == "sum" and hasattr(config, "cutoff")
 
 
 def scaled_labels(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
@@ -346,6 +360,8 @@ def scaled_labels(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
     if not dataset.regresses:
         return labels(dataset)
     mean, std = np.array(config.target_scaling, np.float32)
+    if _is_per_node(config):
+        mean = mean * dataset.sizes[:, None].astype(np.float32)  # type: ignore[attr-defined]
     scaled: np.ndarray = (dataset.y.reshape(len(dataset.y), -1) - mean) / std
     return scaled
 

@@ -42,6 +42,8 @@ class Data(NamedTuple):
         y: Labels, or the seed nodes of steps that sample their graphs.
         masks: Masks of the training, validation and test nodes; one mask for a step's graphs.
         class_weight: Factor of each class in the loss, or None; of an evaluation's data alone.
+        forces: Negative gradients of the labels to positions of atoms, NaN if unknown, or None; of
+            a step's data alone.
     """
 
     graph: Any
@@ -49,6 +51,7 @@ class Data(NamedTuple):
     y: Array
     masks: tuple[Array, ...]
     class_weight: Array | None = None
+    forces: Array | None = None
 
 
 def evaluation_data(
@@ -153,6 +156,7 @@ def _train_epochs(
     dropout_keys: Array,
     data: Data,
     steps: Data | None,
+    force_weight: float = 0.0,
 ) -> tuple[_State, Metrics]:
     """Run one epoch per key: its steps, then an evaluation that may replace the best parameters.
 
@@ -179,7 +183,21 @@ def _train_epochs(
             weight = batch.masks[0]
             if data.class_weight is not None:
                 weight = jnp.where(weight, data.class_weight[batch.y], 0)
-            return masked_mean(losses(logits, batch.y), weight), stats
+            loss = masked_mean(losses(logits, batch.y), weight)
+            if batch.forces is not None:
+                loss += force_weight * force_loss(params, batch.forces)
+            return loss, stats
+
+        def force_loss(params: PyTree, forces: Array) -> Array:
+            """Return the squared error of forces, the mean over components that are known."""
+
+            def energy(x: Array) -> Array:
+                variables = params, state.stats
+                return apply(variables, batch.graph, (x, *batch.inputs[1:]), key)[0].sum()
+
+            errors = jax.grad(energy)(batch.inputs[0])[:, 1:] + forces
+            known = ~jnp.isnan(forces)
+            return masked_mean(jnp.where(known, errors, 0).ravel() ** 2, known.ravel())
 
         (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
@@ -231,7 +249,10 @@ class Runner:
         sample: Sample | None = None,
     ) -> None:
         self._optimizer = _optimizer(config, steps, sum_size)
-        self._train = functools.partial(_train_epochs, apply, self._optimizer, sample)
+        weight = getattr(config, "force_weight", 0.0)
+        self._train = functools.partial(
+            _train_epochs, apply, self._optimizer, sample, force_weight=weight
+        )
         self._implementation = config.implementation
         self._compiled: dict[int, Any] = {}  # by number of epochs
         self.state: _State | None = None

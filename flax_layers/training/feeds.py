@@ -22,7 +22,14 @@ from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.data import node_features, node_mask, preprocessing_of, scaled_labels
 from flax_layers.training.devices import shard_inputs
 from flax_layers.training.epochs import Data, Sample, evaluation_data
-from flax_layers.training.graphs import Sampler, all_groups, padded_ids, take_padded, to_device
+from flax_layers.training.graphs import (
+    Sampler,
+    all_groups,
+    connected,
+    padded_ids,
+    take_padded,
+    to_device,
+)
 from flax_layers.training.neighborhoods import CHUNK_EDGES, Inputs, Neighborhoods, inputs_of
 from flax_layers.training.predictor import preprocessed
 from flax_layers.training.trained import model_inputs, raw_inputs, stack_of
@@ -120,7 +127,7 @@ class ManyGraphs(Feed):
     def __init__(
         self, dataset: GraphsDataset, config: GraphsConfig, splits: Sequence[Split]
     ) -> None:
-        self._dataset = dataset
+        dataset = self._dataset = connected(dataset, config)
         self.graph, *inputs = model_inputs(dataset, config)
         self.inputs = tuple(inputs)
         self._ids = padded_ids(*all_groups(dataset, config))
@@ -132,6 +139,10 @@ class ManyGraphs(Feed):
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
         self._y = scaled_labels(self._dataset, config)
+        self._forces = None
+        if self._dataset.forces is not None and getattr(config, "force_weight", 0.0) > 0:
+            assert config.target_scaling is not None
+            self._forces = self._dataset.forces / np.array(config.target_scaling[1], np.float32)
         self._train_ids, self._rng = split.train, np.random.default_rng([seed, 2])
         masks = (node_mask(self._dataset, ids) for ids in vars(split).values())
         padded = tuple(jnp.asarray(take_padded(mask, self._ids, False)) for mask in masks)
@@ -142,7 +153,14 @@ class ManyGraphs(Feed):
         batches, rows, ids = self._sampler.epoch(self._train_ids, self._rng)
         valid, y = jnp.asarray(ids >= 0), self._labels(ids)
         # A call is one epoch: the leading axes are of epochs and steps.
-        steps = Data(to_device(batches), to_device(rows), y, (valid,))
+        forces = None
+        if self._forces is not None:
+            padded = np.full((*rows[0].shape[:2], 3), np.nan, np.float32)
+            for i, group in enumerate(ids):
+                nodes = self._dataset.nodes_of(group[group >= 0])
+                padded[i, : len(nodes)] = self._forces[nodes]
+            forces = jnp.asarray(padded)
+        steps = Data(to_device(batches), to_device(rows), y, (valid,), forces=forces)
         one_epoch: Data = jax.tree.map(lambda array: array[None], steps)
         return one_epoch
 

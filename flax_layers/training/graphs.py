@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_layers.training.config.graphs import GraphsConfig
+from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.types import PyTree
 from jax_gnn import Batch, batch_budget, host_arrays, pack
 from jax_gnn.datasets import GraphsDataset
+from jax_gnn.transforms import radius_graph
 
 Batches = tuple[Batch[Any], tuple[np.ndarray, ...], np.ndarray]
 """Batches of graphs, along a first axis; features of their nodes, ``(batches, num_nodes,
 features)``, and perhaps of their edges; and the graphs' ids, ``(batches, num_graphs)``, -1 for
 padding."""
+
+
+def connected(dataset: GraphsDataset, config: TrainConfig) -> GraphsDataset:
+    """Return a dataset with edges between atoms of a molecule that are within the cutoff.
+
+    Without a cutoff among the settings, it is the dataset itself.
+    """
+    cutoff = getattr(config, "cutoff", None)
+    return dataset if cutoff is None else _with_neighbours(dataset, cutoff)
+
+
+@functools.lru_cache(maxsize=4)
+def _with_neighbours(dataset: GraphsDataset, cutoff: float) -> GraphsDataset:
+    assert dataset.x is not None
+    molecules = np.repeat(np.arange(dataset.num_graphs), dataset.sizes)
+    with host_arrays():
+        src, dst = radius_graph(dataset.x[:, 1:], cutoff, graph_ids=molecules).edges()
+    return dataclasses.replace(dataset, src=src, dst=dst, edge_features=None)
 
 
 def graph_sizes(dataset: GraphsDataset) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ from flax_layers.training.records import EpochReport, TrainResult
 from flax_layers.training.resume import Best, SplitsState
 from flax_layers.training.trained import TrainedModel, make_model, node_types_of, regression_errors
 from flax_layers.training.types import Method, PyTree
-from jax_gnn.datasets import NodeDataset
+from jax_gnn.datasets import GraphsDataset, NodeDataset
 
 
 def train(
@@ -167,6 +167,8 @@ def train(
                 trained = TrainedModel(nnx.merge(graphdef, *variables, constants), split_config)
                 predictions = trained.predict(dataset, devices=devices, method=method)
                 errors.append(regression_errors(dataset, predictions, split.test))
+                if isinstance(dataset, GraphsDataset) and hasattr(trained.model, "forces"):
+                    errors[-1] |= trained.force_error(dataset, split.test)
             if valid > best.valid:
                 best = Best(valid, variables, number)
         if best.variables is None:

@@ -28,6 +28,7 @@ from flax_layers import (
     GraphClassifier,
     GraphTransformer,
     HypergraphAttention,
+    SchNet,
     SimpleHGN,
     UniGAT,
     UniGCNII,
@@ -133,11 +134,14 @@ def _hgt_options(config: relations.HGTConfig, graph: RelationalGraph) -> dict[st
     return options | types
 
 
-def _classifier_options(config: TrainConfig, structure: None) -> dict[str, object]:
+def _classifier_options(config: TrainConfig, batches: Any) -> dict[str, object]:
     """Return options of a `GraphClassifier`, whose layers are the first word of the model."""
     layers = {name.lower(): name for name in get_args(Layers)}[config.model.partition("-")[0]]
-    options = _edge_options if config.edge_input else _options
-    return options(config, structure) | {"layers": layers}
+    options = (_edge_options if config.edge_input else _options)(config, None)
+    if layers == "PNA":
+        degrees = np.asarray(batches.graph.in_degrees())[np.asarray(batches.graph_ids) >= 0]
+        options["degree_histogram"] = np.bincount(degrees).tolist()
+    return options | {"layers": layers}
 
 
 def _relation_ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
@@ -260,6 +264,8 @@ RECIPES = (
             graphs.GATGraphConfig: GraphClassifier,
             graphs.GINEGraphConfig: GraphClassifier,
             graphs.GatedGCNGraphConfig: GraphClassifier,
+            graphs.PNAGraphConfig: GraphClassifier,
+            graphs.SchNetConfig: SchNet,
         },
         GraphsDataset,
         load_graphs,

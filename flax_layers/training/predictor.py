@@ -30,7 +30,7 @@ from flax_layers.training.types import (
     optimization_barrier,
 )
 from jax_gnn import Batch, Graph, Hypergraph
-from jax_gnn.extend import feature_wise
+from jax_gnn.extend import check_flag, feature_wise
 from jax_gnn.sharding import ShardedGraph
 
 Columns = Array | dict[str, Array] | None
@@ -51,6 +51,8 @@ class Preprocessing:
             one with a number that is missing is NaN.
         target_mean: ``(targets,)``, added to the results of a model that was trained on numbers
             that were standardized; None adds nothing.
+        target_per_node: Whether `target_mean` is for each node of a graph whose nodes add up, as
+            atoms of a molecule do.
         target_std: ``(targets,)``, factors of results, applied before; None multiplies by nothing.
     """
 
@@ -59,6 +61,7 @@ class Preprocessing:
     rows: Literal["none", "row"] = dataclasses.field(default="none", metadata={"static": True})
     target_mean: Array | None = None
     target_std: Array | None = None
+    target_per_node: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @classmethod
     def of(
@@ -68,6 +71,7 @@ class Preprocessing:
         rows: Literal["none", "row"] = "none",
         target_mean: ArrayLike | None = None,
         target_std: ArrayLike | None = None,
+        target_per_node: bool = False,
     ) -> Preprocessing:
         """Check and convert a user's arguments.
 
@@ -82,7 +86,7 @@ class Preprocessing:
         convert: Any = _columns_by_type if True in by_type else _columns
         targets = _columns(target_mean, target_std, "target_")
         means, stds = convert(mean, std)
-        return cls(means, stds, rows, *targets)
+        return cls(means, stds, rows, *targets, check_flag("target_per_node", target_per_node))
 
     def as_json(self) -> dict[str, object]:
         """Return the arguments of `of` as JSON values; float32 is exact in decimals."""
@@ -108,8 +112,11 @@ class Preprocessing:
         # The barrier keeps XLA from fusing this with the model, whose sums might get another order.
         return optimization_barrier(scaled)
 
-    def results(self, y: PyTree) -> PyTree:
-        """Scale results to the numbers that the model was trained on."""
+    def results(self, y: PyTree, num_nodes: Array | None = None) -> PyTree:
+        """Scale results to the numbers that the model was trained on.
+
+        `num_nodes` are those of each row, ``(*batch,)``, for a mean for each node.
+        """
         if self.target_mean is self.target_std is None:
             return y
         # Each step is rounded by itself, as in programs that do not fuse them.
@@ -118,7 +125,12 @@ class Preprocessing:
             y = optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
         if self.target_mean is None:
             return y
-        return y + feature_wise(self.target_mean.astype(y.dtype), y)
+        mean = feature_wise(self.target_mean.astype(y.dtype), y)
+        if self.target_per_node:
+            if num_nodes is None:
+                raise ValueError("graph must be a Batch for results with a mean for each node")
+            mean = optimization_barrier(mean * num_nodes[..., None].astype(y.dtype))
+        return y + mean
 
     def _scale(self, label: str, x: Array, node_type: str = "") -> Array:
         """Scale the features of all nodes, or of one type; errors name them by the label."""
@@ -193,7 +205,7 @@ def _apply(
         y = jax.lax.map(lambda batch: model(*batch[:2], **batch[2]), (graph, x, options))
     else:
         y = model(graph, x, **options)
-    return preprocessing.results(y)
+    return preprocessing.results(y, graph.num_nodes if isinstance(graph, Batch) else None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from flax_layers.training.records import EpochReport
 from jax_gnn.cli import UserError, table
 
 PLOT, RESULTS = "learning_curves.png", "results.json"
-ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
+ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2", "force_mae": "MAE of forces"}
 
 
 @contextlib.contextmanager

@@ -76,8 +76,8 @@ def _score_rows(result: TrainResult, runs: Mapping[str, Run]) -> Iterator[list[s
         if folds:
             yield ["at epoch", *(str(run.best_epoch[0] + 1) for run in runs.values())]
         return
-    for name, label in report.ERRORS.items():
-        values = result.errors[name]
+    for name, values in result.errors.items():
+        label = report.ERRORS[name]
         score = f"{values.mean():.4g}"
         if len(values) > 1:
             score += f" ± {values.std(ddof=1):.2g}"

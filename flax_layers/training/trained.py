@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -28,7 +29,7 @@ from flax_layers.training.data import (
     renumbered,
 )
 from flax_layers.training.devices import check_devices, shard_inputs
-from flax_layers.training.graphs import all_groups, stack_batches, to_device
+from flax_layers.training.graphs import all_groups, connected, stack_batches, to_device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.neighborhoods import predict_past
 from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
@@ -47,6 +48,7 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     recipe = recipe_of(config, dataset)
     x: Any = raw_features(dataset, config)
     if isinstance(dataset, GraphsDataset):
+        dataset = connected(dataset, config)
         groups, budget = all_groups(dataset, config)  # type: ignore[arg-type]
         has_edges = config.edge_in_features is not None
         if has_edges and dataset.edge_features is None:
@@ -331,6 +333,40 @@ class TrainedModel(Predictor):
             logits = logits[valid]
         in_order: Array = logits if match.dataset is dataset else logits[np.argsort(match.order)]
         return in_order
+
+    def predict_forces(self, dataset: GraphsDataset) -> np.ndarray:
+        """Compute the negative gradients of the energies to the positions of atoms.
+
+        Args:
+            dataset: Molecules, as for `predict`.
+
+        Returns:
+            ``(num_nodes, 3)`` float32, in the units of the energies and positions.
+
+        Raises:
+            TypeError: The model has no forces.
+        """
+        if not hasattr(self.model, "forces"):
+            raise TypeError(f"model must have forces, as a SchNet has, got {type(self.model)}")
+        batches, x = raw_inputs(dataset, self.config)
+        graphdef, state, preprocessing = self._parts()
+        scale = 1.0 if preprocessing.target_std is None else preprocessing.target_std
+
+        def forces(inputs: PyTree) -> Array:
+            model: Any = nnx.merge(graphdef, state)
+            y: Array = model.forces(*inputs) * scale
+            return y
+
+        rows = np.asarray(jax.jit(lambda inputs: jax.lax.map(forces, inputs))((batches, x)))
+        return rows[np.asarray(batches.graph_ids) >= 0]
+
+    def force_error(self, dataset: GraphsDataset, ids: np.ndarray) -> dict[str, float]:
+        """Return "force_mae" of some molecules, by component, or nothing without known forces."""
+        if dataset.forces is None:
+            return {}
+        atoms = dataset.nodes_of(ids)
+        errors = self.predict_forces(dataset)[atoms] - dataset.forces[atoms]
+        return {"force_mae": float(np.abs(errors).mean())}
 
     def differences(self, dataset: NodeDataset) -> tuple[str, ...]:
         """Return which of "structure", "features" and "labels" are not those of the training.

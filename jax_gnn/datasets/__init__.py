@@ -40,6 +40,7 @@ from jax_gnn.datasets._load import (
     load_hypergraph,
     load_relational,
 )
+from jax_gnn.datasets._molecules import ATOM_FEATURES, load_molecules, load_xyz
 from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._pickle import PickleFormatError
 from jax_gnn.datasets._planetoid import load_planetoid
@@ -49,6 +50,7 @@ from jax_gnn.datasets._text import load_allset, load_cornell
 from jax_gnn.datasets._triples import load_triples
 
 __all__ = [
+    "ATOM_FEATURES",
     "MIN_REVERSED_SHARE",
     "EdgeSplit",
     "GraphDataset",
@@ -76,6 +78,7 @@ __all__ = [
     "load_hypergraph",
     "load_hypergraph_csv",
     "load_matrix_market",
+    "load_molecules",
     "load_npz",
     "load_ogb_graphs",
     "load_ogb_nodes",
@@ -87,6 +90,7 @@ __all__ = [
     "load_snap",
     "load_triples",
     "load_tu",
+    "load_xyz",
     "negative_edges",
     "random_folds",
     "random_split",

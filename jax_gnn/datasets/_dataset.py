@@ -357,6 +357,8 @@ class GraphsDataset(NodeDataset):
         folds: ``(num_graphs,)`` int32, the fold of a published cross-validation that holds out each
             graph; -1 for graphs that all folds train on.
         graph_names: a name for each graph.
+        forces: ``(num_nodes, 3)`` float32, negative gradients of ``y`` to the positions of atoms;
+            None if they are not known.
     """
 
     example: ClassVar[str] = "graph"
@@ -367,6 +369,7 @@ class GraphsDataset(NodeDataset):
     edge_features: np.ndarray | None = None
     folds: np.ndarray | None = None
     graph_names: tuple[str, ...] | None = None
+    forces: np.ndarray | None = None
 
     _counts = ("num_graphs", "num_nodes", "num_edges", "num_features", "num_classes")
 
@@ -384,6 +387,10 @@ class GraphsDataset(NodeDataset):
         if self.folds is not None:
             self._check_numbers("folds", sizes.size)
         self._check_names("graph_names", sizes.size, "graph")
+        if self.forces is not None:
+            forces = self._set("forces", check_features("forces", self.forces, self.num_nodes))
+            if forces.shape[1] != 3:
+                raise ValueError(f"forces: expected three columns, got shape {forces.shape}")
 
     @property
     def num_examples(self) -> int:

@@ -29,6 +29,7 @@ from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, 
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
 from jax_gnn.datasets._layouts import SUFFIXES, layout_of
+from jax_gnn.datasets._molecules import load_molecules, load_xyz
 from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._planetoid import load_planetoid
 from jax_gnn.datasets._rdf import load_rdf
@@ -83,6 +84,11 @@ _MANY_GRAPHS: _Formats[GraphsDataset] = {
     load_ogb_graphs: ("a folder with raw/graph-label.csv.gz: OGB", "graph-label.csv.gz"),
     load_gin: ("NAME.txt: the format of GIN's code", "*.txt"),
     load_graphs_csv: ("a folder with nodes.csv, edges.csv and graphs.csv: tables", *_TABLES),
+    load_xyz: (
+        "NAME.xyz: extended XYZ",
+        *(f"*.{k}xyz{z}" for k in ("", "ext") for z in ("", ".gz")),
+    ),
+    load_molecules: ("NAME.npz: plain arrays", "*.npz"),
 }
 _RELATIONAL: _Formats[RelationalDataset] = {
     load_relational_npz: ("NAME.npz: plain arrays", "*.npz"),
@@ -121,8 +127,8 @@ def load_graphs(source: str | os.PathLike[str], **options: Any) -> GraphsDataset
     """Read many graphs with a label each, in the format that the names of the files show.
 
     Args:
-        source: what :func:`load_tu`, :func:`load_ogb_graphs`, :func:`load_gin` or
-            :func:`load_graphs_csv` reads.
+        source: what :func:`load_tu`, :func:`load_ogb_graphs`, :func:`load_gin`,
+            :func:`load_graphs_csv`, :func:`load_xyz` or :func:`load_molecules` reads.
         **options: as of :func:`load_hypergraph`.
     """
     return _load(source, _MANY_GRAPHS, options)

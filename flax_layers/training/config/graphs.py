@@ -17,7 +17,14 @@ from flax_layers.training.config.nodes import (
     SampledConfig,
     TrainConfig,
 )
-from flax_layers.training.config.settings import COUNT, WHOLE, Config, setting
+from flax_layers.training.config.settings import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    WHOLE,
+    Config,
+    setting,
+)
 
 _PLANETOID: Defaults = {"input_dropout_rate": 0.5, "feature_normalization": "row"}
 
@@ -114,7 +121,13 @@ class GraphTransformerConfig(GATConfig):
     gated: bool = setting(False, "model", "a gate weighs the skip connection against the messages")
 
 
-class PNAConfig(SampledConfig):
+class _TowersConfig(Config):
+    """Settings of PNA's layers."""
+
+    towers: int = setting(1, "model", "towers that share the features of each layer", COUNT)
+
+
+class PNAConfig(_TowersConfig, SampledConfig):
     """Settings of a `flax_layers.PNA`, whose mean degrees are those of the training's graph."""
 
     model: ClassVar[str] = "pna"
@@ -122,7 +135,6 @@ class PNAConfig(SampledConfig):
     sums: ClassVar[bool] = True
 
     feature_normalization: FeatureNormalization = "auto"
-    towers: int = setting(1, "model", "towers that share the features of each layer", COUNT)
 
 
 class GINEConfig(_PerceptronConfig, SampledConfig):
@@ -235,3 +247,47 @@ class GatedGCNGraphConfig(GraphsConfig):
     model: ClassVar[str] = "gatedgcn-graph"
     title: ClassVar[str] = GatedGCNConfig.title
     edge_input: ClassVar[EdgeInput] = "required"
+
+
+class PNAGraphConfig(_TowersConfig, GraphsConfig):
+    """Settings of a `flax_layers.GraphClassifier` of PNA's layers, of the data's mean degrees."""
+
+    model: ClassVar[str] = "pna-graph"
+    title: ClassVar[str] = PNAConfig.title
+    edge_input: ClassVar[EdgeInput] = "optional"
+
+
+class SchNetConfig(GraphsConfig):
+    """Settings of a `flax_layers.SchNet`, a regression on molecules with positions."""
+
+    model: ClassVar[str] = "schnet"
+    title: ClassVar[str] = "continuous-filter network of molecules (SchNet, Schütt et al. 2017)"
+    excluded: ClassVar[tuple[str, ...]] = (
+        *GraphsConfig.excluded,
+        *("feature_normalization", "folds", "class_weight"),
+    )
+
+    epochs: int = 100
+    learning_rate: float = 1e-3
+    num_layers: int = 6
+    hidden_features: int = 128
+    dropout_rate: float = 0.0
+    feature_normalization: FeatureNormalization = "none"
+    schedule: Literal["constant", "cosine", "step"] = "cosine"
+    graph_reduce: Readout = "sum"
+    num_filters: int = setting(128, "model", "filters of each interaction", COUNT)
+    num_gaussians: int = setting(50, "model", "Gaussians of the distance, 2 or more", COUNT)
+    cutoff: float = setting(
+        10.0,
+        "model",
+        "distance within which atoms interact, in the unit of positions",
+        POSITIVE,
+        metavar="DISTANCE",
+    )
+    force_weight: float = setting(
+        10.0,
+        "training",
+        "weight of the squared error of forces beside that of energies, where data have forces",
+        NON_NEGATIVE,
+        metavar="WEIGHT",
+    )
