@@ -957,6 +957,19 @@ def test_softmax_in_regions(rng, monkeypatch, function, sizes):
     assert_same(function, graph, arguments)
 
 
+def test_default_precision_is_that_of_the_call(rng):
+    @program
+    def convolution(g, x: Node, e: Edge, w):
+        return g.sum(g.src(x) * jnp.tanh(e @ w))
+
+    graph = random_graph(rng, Sizes(40, 3000))
+    arrays = [jnp.zeros(shape) for shape in ((graph.num_nodes, 5), (graph.num_edges, 4), (4, 5))]
+    for precision, name in ("default", "DEFAULT"), ("highest", "HIGHEST"), ("default", "DEFAULT"):
+        with jax.default_matmul_precision(precision):
+            text = str(jax.make_jaxpr(lambda *x: convolution(graph, *x))(*arrays))
+        assert f"Precision.{name}" in text
+
+
 def test_linear_maps_are_in_regions(rng):
     """Regions have linear maps if the chosen implementation has kernels for them."""
 

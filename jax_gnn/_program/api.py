@@ -324,6 +324,7 @@ class Program:
 
         key: Any = (
             backend(),
+            jax.default_matmul_precision.value,
             jax.tree.structure(graph),
             _varying((graph, arrays)),
             *(_static(leaf) for leaf in jax.tree.leaves(graph)),

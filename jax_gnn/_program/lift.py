@@ -241,7 +241,7 @@ def _flatten(args: Any, kwargs: Any) -> _Call:
         tree,
         places,
         backend(),
-        jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined,unused-ignore]
+        jax.default_matmul_precision.value,
         *(
             jax.typeof(x) if i in set(places) else (type(x), x, repr(x))
             for i, x in enumerate(leaves)
