@@ -248,6 +248,25 @@ def test_linear_maps_whose_kernels_are_slow_are_ops(vectors, rng):
 
 
 @pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_linear_maps_in_full_precision_are_ops(precision, rng):
+    """Tensor cores make such a product of several others, cuBLAS in float32."""
+
+    @program
+    def convolution(g, x: Node, e: Edge, w):
+        for matrix in w:
+            e = jnp.tanh(e @ matrix)
+        return g.sum(g.src(x) * e)
+
+    graph = Graph.from_edges(*rng.integers(0, 4000, size=(2, 60_000)), num_nodes=4000)
+    arrays = map(jnp.ones, ((4000, 64), (60_000, 64), (3, 64, 64)))
+    with jax_gnn.implementation("cuda"), jax.default_matmul_precision(precision):
+        text = convolution.explain(graph, *arrays)
+    _, _, regions = text.partition("edge regions")
+    assert ("einsum" in regions.partition("fell back")[0]) == (precision == "default")
+
+
+@pytest.mark.usefixtures("fake_gpu")
 def test_compilers_run_side_by_side(rng, monkeypatch):
     """Kernels of a function and of its gradients are compiled at once, from the trace on."""
     edges, model = Edges.random(rng, "random"), pairwise(4)

@@ -11,12 +11,19 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from jax_gnn._core.arguments import precision_level
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.schedule import concrete_size
 from jax_gnn._ops.edge_region.row_program import SLOW
-from jax_gnn._ops.edge_region.walks import FLOPS, FUNCTION_FLOPS, SLOW_FUNCTION_FLOPS
+from jax_gnn._ops.edge_region.walks import (
+    EXACT_FLOPS,
+    FLOPS,
+    FUNCTION_FLOPS,
+    SLOW_FUNCTION_FLOPS,
+)
 from jax_gnn._ops.relational_aggregate.schedule import (
     Launch,
     between,
@@ -49,6 +56,8 @@ _ID_BYTES = 4
 _BLOCKS = 396  # that sum gradients of shared matrices separately
 _SCALAR_FLOP = 8  # in flops of matrix units
 _SLOW_FUNCTION = 12  # in additions
+# Flops of matrix units that one of a product in full precision is worth: in ops, and in tiles.
+_EXACT, _EXACT_IN_TILES = 4.3, EXACT_FLOPS
 _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 # Walks with products, fitted to eight models on an H100, within 15 %. Arithmetic is not hidden
 # behind loads, as few warps issue both. Gradients make each product again, its transpose and its
@@ -276,12 +285,12 @@ class Costs:
         return once(2 * _ID_BYTES * self.num_edges)
 
     def _product(self, row: Row) -> Launch:
-        """Return the flops of a product."""
+        """Return the flops of a product, as many of matrix units as take its time."""
+        return _flops(self._flops(row) * (_EXACT if _is_exact(row) else 1))
+
+    def _flops(self, row: Row) -> float:
         assert isinstance(row.op, Contract)
-        flops = 2.0 * self.rows(row)
-        for size in sizes_of(row.operands, row.op.terms).values():
-            flops *= size
-        return _flops(flops)
+        return 2.0 * self.rows(row) * math.prod(sizes_of(row.operands, row.op.terms).values())
 
     # --- Reductions ----------------------------------------------------------------------------
 
@@ -437,9 +446,9 @@ class Costs:
         products = functions = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                flops = self._product(row).flops * _density(row)
+                flops = self._flops(row) * _density(row)
                 if linear_maps_of(row):
-                    products += flops
+                    products += flops * (_EXACT_IN_TILES if _is_exact(row) else 1)
                 else:
                     functions += function * flops
             elif isinstance(row.op, Apply) and row.op.name not in _MOVES:
@@ -447,6 +456,12 @@ class Costs:
                 weight = slow_function if is_slow else function
                 functions += weight * float(self.rows(row) * row.size)
         return products, functions
+
+
+def _is_exact(row: Row) -> bool:
+    """Whether a product of float32 has full precision, and not that of tensor cores."""
+    level = precision_level(row.op.precision) if isinstance(row.op, Contract) else None
+    return level is jax.lax.Precision.HIGHEST and row.dtype == np.float32
 
 
 def _density(row: Row) -> float:

@@ -36,6 +36,8 @@ _MAX_MASKS = 4  # that one walk stores for another
 FLOPS = 140e6  # in a microsecond, of walks
 FUNCTION_FLOPS, SLOW_FUNCTION_FLOPS = 3.3, 70.0
 """Flops of matrix units that a number of a function is worth, and of a slow one."""
+EXACT_FLOPS = 7.0
+"""The same of a flop of a product in full precision, on an H200."""
 
 # Times that a flop of a sum of products over all entries counts, where each warp has the sums in
 # registers, and where a block has them.
@@ -256,10 +258,13 @@ def _arithmetic(program: RowProgram, outer: float) -> float:
     """Return the arithmetic of an entry, in flops of matrix units, ``outer`` for one of a sum."""
     work = 0.0
     for step in program.instructions:
-        if step.name == "dot":
-            work += 2 * step.width * step.params[0] * (1 if on_tensor_cores(program, step) else 8)
-        elif step.name == "outer":
-            work += 2 * step.width * step.params[0] * outer
+        if step.name in ("dot", "outer"):
+            flop = EXACT_FLOPS if "highest" in step.params else 1
+            if step.name == "outer":
+                flop *= outer
+            elif not on_tensor_cores(program, step):
+                flop = 8
+            work += 2 * step.width * step.params[0] * flop
         elif step.name in FUNCTIONS:
             work += step.width * (SLOW_FUNCTION_FLOPS if step.name in SLOW else FUNCTION_FLOPS)
     return work
