@@ -310,17 +310,10 @@ class _Classifier(Layer):
         """
         edges = () if edge_features is None else (edge_features,)
         rows = check_nodes(batch, x, self.in_features)
-        return self._classify(batch, rows, *edges, deterministic=deterministic, rngs=rngs)
+        return self._classify(batch, rows, *edges, **dropout_arguments(deterministic, rngs))
 
-    def _classify(
-        self,
-        batch: Batch[Graph],
-        x: Array,
-        *edges: ArrayLike,
-        deterministic: bool | None,
-        rngs: DropoutKeys,
-    ) -> Array:
-        """Return the logits for checked features."""
+    def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
+        """Return the logits for checked features; `dropout` are `dropout_arguments`."""
         raise NotImplementedError
 
 
@@ -381,19 +374,11 @@ class GINClassifier(_Classifier):
         self.heads = nnx.List([nnx.Linear(width, self.out_features, **options) for width in widths])
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
 
-    def _classify(
-        self,
-        batch: Batch[Graph],
-        x: Array,
-        *edges: ArrayLike,
-        deterministic: bool | None,
-        rngs: DropoutKeys,
-    ) -> Array:
+    def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         # Features after each layer, of which each has a readout and a head.
         layers = [x]
         for block in self.blocks:
-            layers.append(block._apply(batch, layers[-1], deterministic))
-        dropout = dropout_arguments(deterministic, rngs)
+            layers.append(block._apply(batch, layers[-1], dropout.get("deterministic")))
         scores = (
             self.dropout(linear(head, readout(batch, y, self.graph_reduce)), **dropout)
             for head, y in zip(self.heads, layers, strict=True)
@@ -465,15 +450,7 @@ class GraphClassifier(_Classifier):
         self.dropout_rate = dropout_rate
         self.options = kept_options(options)
 
-    def _classify(
-        self,
-        batch: Batch[Graph],
-        x: Array,
-        *edges: ArrayLike,
-        deterministic: bool | None,
-        rngs: DropoutKeys,
-    ) -> Array:
-        dropout = dropout_arguments(deterministic, rngs)
+    def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         # The stack's last convolution has no activation, so the ReLU is applied here.
         mask = {"node_mask": batch.node_mask} if isinstance(self.stack, GIN) else {}
         y = self.stack(batch.graph, x, *edges, **mask, **dropout)

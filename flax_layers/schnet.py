@@ -12,13 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import (
-    DropoutKeys,
-    check_positive,
-    check_rates,
-    dropout_arguments,
-    linear,
-)
+from flax_layers._base import check_positive, check_rates, linear
 from flax_layers.norms import check_nodes
 from flax_layers.point_layers import CFConv, shifted_softplus
 from flax_layers.readout import Readout, _Classifier, readout
@@ -81,45 +75,33 @@ class SchNet(_Classifier):
     dropout: nnx.Dropout = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        sizes = "hidden_features", "out_features", "num_layers", "num_filters"
-        check_positive(**{name: getattr(self, name) for name in sizes})
+        sizes = "in_features hidden_features out_features num_layers num_filters num_gaussians"
+        check_positive(**{name: getattr(self, name) for name in sizes.split()})
         check_rates(dropout_rate=self.dropout_rate)
         check_choice("graph_reduce", self.graph_reduce, get_args(Readout))
-        check_positive(in_features=self.in_features, num_gaussians=self.num_gaussians)
         if self.in_features != 4:
-            raise ValueError(
-                f"in_features must be 4, a number and a position, got {self.in_features}"
-            )
+            got = f"got {self.in_features}"
+            raise ValueError(f"in_features must be 4, a number and a position, {got}")
         if self.num_gaussians < 2:
             raise ValueError(f"num_gaussians must be 2 or more, got {self.num_gaussians}")
         if check_finite("cutoff", self.cutoff) <= 0:
             raise ValueError(f"cutoff must be a positive number, got {self.cutoff}")
-        width = self.hidden_features
+        width, half = self.hidden_features, max(self.hidden_features // 2, 1)
         options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
         filters: Any = {"edge_in_features": self.num_gaussians, "mlp_features": self.num_filters}
         shape = MAX_ATOMIC_NUMBER + 1, width
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape, self.param_dtype))
-        self.convs = nnx.List(
-            [
-                CFConv(width, width, **filters, cutoff=float(self.cutoff), **options)
-                for _ in range(self.num_layers)
-            ]
-        )
+        filters["cutoff"] = float(self.cutoff)
+        convs = [CFConv(width, width, **filters, **options) for _ in range(self.num_layers)]
+        self.convs = nnx.List(convs)
         self.maps = nnx.List([nnx.Linear(width, width, **options) for _ in self.convs])
-        self.hidden = nnx.Linear(width, max(width // 2, 1), **options)
-        self.output = nnx.Linear(max(width // 2, 1), self.out_features, **options)
+        self.hidden = nnx.Linear(width, half, **options)
+        self.output = nnx.Linear(half, self.out_features, **options)
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
 
-    def _classify(
-        self,
-        batch: Batch[Graph],
-        x: Array,
-        *edges: ArrayLike,
-        deterministic: bool | None,
-        rngs: DropoutKeys,
-    ) -> Array:
+    def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         del edges
-        numbers, embedding = x[:, 0].astype(jnp.int32), self.embedding[...]
+        numbers, embedding = x[:, :1], self.embedding[...]
         dtype = jnp.promote_types(x.dtype, embedding.dtype)
         # Distances keep 32 bits beside half types.
         distance = edge_lengths(batch.graph, x[:, 1:].astype(accumulator_dtype(dtype)))
@@ -127,12 +109,15 @@ class SchNet(_Classifier):
         scale = -0.5 / float(centres[1] - centres[0]) ** 2
         offsets = distance[:, None] - centres[None].astype(distance.dtype)
         basis = jnp.exp(scale * offsets**2).astype(dtype)
-        h = jnp.where(numbers[:, None] > 0, embedding[numbers].astype(dtype), 0)
+        is_element = (numbers >= 1) & (numbers <= MAX_ATOMIC_NUMBER)
+        rows = embedding[jnp.where(is_element, numbers, 0)[:, 0].astype(jnp.int32)]
+        # Other numbers than those of elements and padding show as NaN.
+        h = jnp.where(is_element, rows, jnp.where(numbers == 0, 0, jnp.nan)).astype(dtype)
         for conv, last in zip(self.convs, self.maps, strict=True):
             y = conv(batch.graph, h, basis, distance=distance)
             h = h + linear(last, shifted_softplus(y))
         hidden = shifted_softplus(linear(self.hidden, h))
-        y = linear(self.output, self.dropout(hidden, **dropout_arguments(deterministic, rngs)))
+        y = linear(self.output, self.dropout(hidden, **dropout))
         return readout(batch, y, self.graph_reduce)
 
     def forces(self, batch: Batch[Graph], x: ArrayLike) -> Array:

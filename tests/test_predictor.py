@@ -42,7 +42,7 @@ from flax_layers.training.link_tasks import link_task
 from flax_layers.training.trained import make_model, raw_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn._core import ffi
-from jax_gnn.datasets import GraphsDataset, RelationalDataset
+from jax_gnn.datasets import ATOM_FEATURES, GraphsDataset, RelationalDataset
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,8 @@ def predictor_of(name):
         dataset = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
         if name == "schnet":
             x = np.random.default_rng(0).uniform(1, 3, (dataset.num_nodes, 4))
-            dataset = dataclasses.replace(dataset, x=x)
+            x[:, 0] = 6
+            dataset = dataclasses.replace(dataset, x=x, feature_names=ATOM_FEATURES)
     else:
         dataset = test_training.dataset_for(recipe.config)
     config = settled(dataset, recipe.config(**CONFIG))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -18,6 +20,7 @@ from jax_gnn.transforms import radius_graph
 
 CORNERS = np.array([[0, 0, 0], [1.2, 0, 0], [0, 1.2, 0], [0, 0, 1.2], [1.2, 1.2, 1.2]])
 SYMBOLS = {1: "H", 6: "C", 8: "O"}
+FORCES = "Properties=species:S:1:pos:R:3:forces:R:3"
 
 
 def springs(rng: np.random.Generator, count: int) -> list[tuple[np.ndarray, ...]]:
@@ -77,23 +80,47 @@ def test_both_formats_hold_the_same_molecules(rng, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("two\n\n", "line 1: expected a number of atoms, got 'two"),
-        ("2\nenergy=1\nH 0 0 0\n", "line 1: frame is damaged"),
-        ("1\nenergy=1\nQq 0 0 0\n", "line 1: frame is damaged"),
-        ("1\nenergy=1\nH 0 0\n", "expected a symbol and a position, got 'H 0 0'"),
-        ("1\nProperties=pos:R\nH 0 0 0\n", "line 1: frame is damaged"),
+        ("", "expected a molecule or more, each of an atom or more"),
+        ("two\n\n", "line 1: expected a number of atoms from 1 to 2147483647, got 'two'"),
+        ("0\nenergy=1\n", "line 1: expected a number of atoms from 1"),
+        ("2000000000\nenergy=1\nH 0 0 0\n", "line 1: expected 2000000000 atoms, and the file ends"),
+        ("\n1\nenergy=1\nQq 0 0 0\n", "line 2: expected an element's symbol, position, got 'Qq 0"),
+        ("1\nenergy=1\nH 0 nan 0\n", "expected an element's symbol, position, got 'H 0 nan 0'"),
+        ("1\nenergy=1\nH 0 0\n", "expected an element's symbol, position, got 'H 0 0'"),
+        ("1\nenergy=1\n\n", "expected an element's symbol, position, got ''"),
+        ("1\nProperties=pos:R\nH 0 0 0\n", "Properties: expected NAME:TYPE:COLUMNS, got 'pos:R'"),
+        ("1\nProperties=Z:I:1\n6\n", "Properties: expected pos among the columns, got 'Z:I:1'"),
+        ("1\nenergy=low\nH 0 0 0\n", "line 1: could not convert string to float: 'low'"),
+        (f"1\nenergy=1\nH 0 0 0\n1\n{FORCES}\nH 0 0 0 1 2 3\n", "line 4: expected forces in all"),
+        (f"1\n{FORCES}\nH 0 0 0 1 2\n", "expected an element's symbol, position and forces, got"),
         ("1\nenergy=1\n120 0 0 0\n", "expected atomic numbers from 1 to 99"),
     ],
 )
-def test_damaged_files(text, message, tmp_path):
+def test_damaged_xyz_files(text, message, tmp_path):
     (tmp_path / "bad.xyz").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"bad\.xyz: .*{re.escape(message)}"):
         load_xyz(tmp_path / "bad.xyz")
-    np.savez(tmp_path / "bad.npz", z=[1, 1], R=np.zeros((3, 2, 2)), E=np.zeros(3))
-    with pytest.raises(ValueError, match=r"coords: expected shape \(molecules, atoms, 3\)"):
-        load_molecules(tmp_path / "bad.npz")
-    np.savez(tmp_path / "bad.npz", z=[1, 1], R=np.zeros((3, 2, 3)))
-    with pytest.raises(ValueError, match="lacks energies or E or energy"):
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"R": np.zeros((3, 2, 2))}, "R: expected numbers of shape (3, 2, 3), got float64 of"),
+        ({"R": np.zeros(3)}, "R: expected numbers of shape (molecules, atoms, 3), got float64 of"),
+        ({"z": ["H", "H"]}, "z: expected numbers of shape (2,) or (3, 2), got <U1 of shape (2,)"),
+        ({"E": np.zeros(2)}, "E: expected numbers of shape (3,) or (3, 1), got float64 of"),
+        ({"F": np.zeros((3, 1, 3))}, "F: expected numbers of shape (3, 2, 3), got float64 of"),
+        ({"z": [1, np.nan]}, "expected atomic numbers from 1 to 99"),
+        ({"z": [1, -1]}, "expected atomic numbers from 1 to 99"),
+        ({"z": [0, 0]}, "expected a molecule or more, each of an atom or more"),
+        ({"R": np.full((3, 2, 3), np.inf)}, "x: row 0 is not finite"),
+        ({"E": None}, "lacks energies or E or energy"),
+    ],
+)
+def test_damaged_archives(changes, message, tmp_path):
+    arrays = {"z": [1, 1], "R": np.zeros((3, 2, 3)), "E": np.zeros(3)} | changes
+    np.savez(tmp_path / "bad.npz", **{k: v for k, v in arrays.items() if v is not None})
+    with pytest.raises(ValueError, match=rf"bad\.npz: .*{re.escape(message)}"):
         load_molecules(tmp_path / "bad.npz")
 
 
@@ -211,6 +238,45 @@ def test_training_learns_energies_and_forces(rng, tmp_path, has_forces):
     assert np.abs(energies / dataset.sizes + 50).max() < 5
 
 
+@pytest.mark.parametrize(
+    ("frames", "options", "message"),
+    [
+        (["1\nno energy\nH 0 0 0"] * 5, {}, "0 labelled graphs; .* labels are energies, 'energy="),
+        (["1\n-2\nH 0 0 0"] * 5, {}, "has the same label for all graphs"),
+        ([f"2\n-{k}\nH 0 0 0\nH 0 0 0" for k in range(5)], {}, "two atoms at one position, in mol"),
+        (
+            [f"2\n-{k}\nH 0 0 0\nH 0 0 {k + 2}" for k in range(5)],
+            {"cutoff": 1.5},
+            "cutoff of 1.5",
+        ),
+    ],
+)
+def test_molecules_that_cannot_be_trained_on(frames, options, message, tmp_path):
+    (tmp_path / "m.xyz").write_text("\n".join(frames))
+    dataset = load_xyz(tmp_path / "m.xyz")
+    with pytest.raises(ValueError, match=message):
+        training.train(dataset, training.SchNetConfig(**SMALL, epochs=1, **options))
+
+
+def test_other_datasets_are_no_molecules(rng, tmp_path):
+    """Four molecules have one to test on, whose R2 is not known; the model predicts molecules."""
+    dataset = load_xyz(write_xyz(tmp_path / "m.xyz", springs(rng, 4)))
+    trained = training.train(dataset, training.SchNetConfig(**SMALL, epochs=1, splits=1)).trained
+    numbers = np.where(np.arange(4) == 0, 100, dataset.x)
+    for changes, message in (
+        ({"feature_names": ("a", "b", "c", "d")}, "has no atoms|lacks the features"),
+        ({"x": numbers}, "atomic numbers from 1 to 99"),
+    ):
+        other = dataclasses.replace(dataset, **changes)
+        for predict in (trained.predict, trained.predict_forces):
+            with pytest.raises(ValueError, match=message):
+                predict(other)
+    batch, atoms = batch_of(springs(rng, 3), 6.0)
+    for number in (-1, 100, np.nan):
+        energies = trained.model(batch, jnp.asarray(atoms).at[0, 0].set(number))
+        np.testing.assert_array_equal(np.isnan(energies[:, 0]), [True, False, False])
+
+
 def test_command(rng, tmp_path, capsys):
     data = ["--data", str(write_xyz(tmp_path / "m.xyz", springs(rng, 16)))]
     folder = tmp_path / "out"
@@ -219,6 +285,7 @@ def test_command(rng, tmp_path, capsys):
     assert cli.main(["train", "schnet", *data, *options, "--output", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "test MAE of forces" in out and "same predictions" in out and "16 graphs" in out
+    assert " 0 edges" not in out
     results = json.loads((folder / "results.json").read_text())
     assert results["config"]["cutoff"] == 3 and len(results["test_errors"]["force_mae"]) == 2
     assert cli.main(["predict", str(folder / "checkpoint"), *data]) == 0

@@ -85,7 +85,7 @@ def baseline_scores(dataset: NodeDataset, config: TrainConfig) -> dict[str, np.n
             models = fit(z[rows], y[rows], 0 if y.ndim > 1 else dataset.num_classes)
             results = [predict(z) for predict in models]
             valid = [score(values, split.valid) for values in results]
-            return score(results[int(np.nanargmax(valid))], split.test)
+            return score(results[int(np.argmax(np.nan_to_num(valid, nan=-np.inf)))], split.test)
 
         return test_score
 
@@ -314,6 +314,8 @@ def verdict(model: str, score: float, scores: Mapping[str, float], unit: str) ->
     name, best = best_baseline(scores)
     margin = score - best
     form = ".3f" if unit == "R2" else ".2f"
+    if np.isnan(margin):
+        return f"No {unit} tells which is best, as the labels to test on are equal."
     if margin > 0:
         return f"{model} is {margin:{form}} {unit} above the best baseline, {name}."
     place = f"{-margin:{form}} {unit} above" if margin else "as good as"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from flax_layers.schnet import MAX_ATOMIC_NUMBER
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.predictor import Preprocessing, preprocessed
@@ -57,11 +58,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         ValueError: The dataset lacks the split or the features that the settings ask for, a part of
             the split is empty, there are too few labelled nodes, or no classes or relations.
     """
-    if hasattr(config, "cutoff") and (dataset.feature_names or ())[:4] != ATOM_FEATURES:
-        raise data_error(
-            dataset,
-            "has no atoms: molecules are extended XYZ files, or .npz files such as MD17's",
-        )
+    if hasattr(config, "cutoff"):
+        check_atoms(dataset)
     # A published split is checked by the seed of the first run, as seeds draw validation nodes.
     folds = getattr(config, "folds", 0)
     fixed = config.split in ("auto", "published") and not folds
@@ -91,11 +89,16 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         tables = {"graph": "graphs.csv"}.get(dataset.example, "the table of nodes")
         place = f"the column 'label' or 'target' of {tables}, or one that --label or --target names"
         place = place if dataset.columns else "y"
+        if dataset.format == "molecules":
+            place = "energies, 'energy=NUMBER' in the second line of a frame of an .xyz file"
         raise data_error(
             dataset,
             f"has {labelled} labelled {dataset.example}s; splits need at least "
             f"{minimum}; labels are {place}",
         )
+    y = dataset.y[dataset.has_label()]
+    if dataset.regresses and (y == y[:1]).all():
+        raise data_error(dataset, f"has the same label for all {dataset.example}s")
     if config.class_weight != "none" and (dataset.regresses or labels(dataset).ndim > 1):
         raise data_error(dataset, "has no single class for each example, which class_weight needs")
     if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
@@ -112,6 +115,22 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         if required and getattr(dataset, f"num_{plural}", None) == 0:
             raise data_error(dataset, f"has no {plural}")
     _check_features(dataset, config)
+
+
+def check_atoms(dataset: NodeDataset) -> None:
+    """Check that nodes are atoms, with an atomic number and a position.
+
+    Raises:
+        ValueError: They have other features.
+    """
+    if dataset.feature_names != ATOM_FEATURES:
+        raise data_error(
+            dataset,
+            "has no atoms: molecules are extended XYZ files, or .npz files such as MD17's",
+        )
+    numbers = np.asarray(dataset.x)[:, 0]
+    if not np.isin(numbers, np.arange(1, MAX_ATOMIC_NUMBER + 1)).all():
+        raise data_error(dataset, f"must have atomic numbers from 1 to {MAX_ATOMIC_NUMBER} in x")
 
 
 def check_times(dataset: NodeDataset, config: TrainConfig) -> None:

@@ -27,6 +27,7 @@ from flax_layers.training.graphs import (
     all_groups,
     connected,
     padded_ids,
+    padded_rows,
     take_padded,
     to_device,
 )
@@ -155,10 +156,8 @@ class ManyGraphs(Feed):
         # A call is one epoch: the leading axes are of epochs and steps.
         forces = None
         if self._forces is not None:
-            padded = np.full((*rows[0].shape[:2], 3), np.nan, np.float32)
-            for i, group in enumerate(ids):
-                nodes = self._dataset.nodes_of(group[group >= 0])
-                padded[i, : len(nodes)] = self._forces[nodes]
+            groups, size = [group[group >= 0] for group in ids], rows[0].shape[1]
+            padded = padded_rows(self._dataset, self._forces, groups, size, np.nan)
             forces = jnp.asarray(padded)
         steps = Data(to_device(batches), to_device(rows), y, (valid,), forces=forces)
         one_epoch: Data = jax.tree.map(lambda array: array[None], steps)

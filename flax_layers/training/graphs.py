@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,20 @@ import numpy as np
 
 from flax_layers.training.config.graphs import GraphsConfig
 from flax_layers.training.config.nodes import TrainConfig
+from flax_layers.training.data import check_atoms, data_error
 from flax_layers.training.types import PyTree
 from jax_gnn import Batch, batch_budget, host_arrays, pack
-from jax_gnn.datasets import GraphsDataset
+from jax_gnn.datasets import GraphsDataset, NodeDataset
 from jax_gnn.transforms import radius_graph
 
+N = TypeVar("N", bound=NodeDataset)
 Batches = tuple[Batch[Any], tuple[np.ndarray, ...], np.ndarray]
 """Batches of graphs, along a first axis; features of their nodes, ``(batches, num_nodes,
 features)``, and perhaps of their edges; and the graphs' ids, ``(batches, num_graphs)``, -1 for
 padding."""
 
 
-def connected(dataset: GraphsDataset, config: TrainConfig) -> GraphsDataset:
+def connected(dataset: N, config: TrainConfig) -> N:
     """Return a dataset with edges between atoms of a molecule that are within the cutoff.
 
     Without a cutoff among the settings, it is the dataset itself.
@@ -34,12 +36,30 @@ def connected(dataset: GraphsDataset, config: TrainConfig) -> GraphsDataset:
 
 
 @functools.lru_cache(maxsize=4)
-def _with_neighbours(dataset: GraphsDataset, cutoff: float) -> GraphsDataset:
-    assert dataset.x is not None
+def _with_neighbours(dataset: Any, cutoff: float) -> Any:
+    check_atoms(dataset)
+    x = np.asarray(dataset.x)
     molecules = np.repeat(np.arange(dataset.num_graphs), dataset.sizes)
     with host_arrays():
-        src, dst = radius_graph(dataset.x[:, 1:], cutoff, graph_ids=molecules).edges()
+        src, dst = radius_graph(x[:, 1:], cutoff, graph_ids=molecules).edges()
+    if (same := (x[src, 1:] == x[dst, 1:]).all(1)).any():
+        i = molecules[src[np.argmax(same)]]
+        raise data_error(dataset, f"has two atoms at one position, in molecule {i}, counted from 0")
     return dataclasses.replace(dataset, src=src, dst=dst, edge_features=None)
+
+
+def check_neighbours(dataset: NodeDataset, config: TrainConfig) -> None:
+    """Check that atoms of molecules to train on interact, if some molecule has several.
+
+    Raises:
+        ValueError: No two are within the cutoff.
+    """
+    cutoff = getattr(config, "cutoff", None)
+    if cutoff is None or not isinstance(dataset, GraphsDataset):
+        return
+    if not connected(dataset, config).num_edges and (dataset.sizes > 1).any():
+        unit = "which is in the unit of the positions"
+        raise data_error(dataset, f"has no two atoms within the cutoff of {cutoff}, {unit}")
 
 
 def graph_sizes(dataset: GraphsDataset) -> dict[str, np.ndarray]:
@@ -71,12 +91,19 @@ def stack_batches(
             pairs = zip(unstacked, values, strict=True)
             edges = (np.stack([batch.graph.edge_values(rows) for batch, rows in pairs]),)
     batches = jax.tree.map(lambda *arrays: np.stack(arrays), *unstacked)
-    rows = np.zeros((len(groups), budget["num_nodes"], x.shape[1]), x.dtype)
-    # The nodes of a batch's graphs come first, and padding after them.
+    rows = padded_rows(dataset, x, groups, budget["num_nodes"])
+    return batches, (rows, *edges), padded_ids(groups, budget)
+
+
+def padded_rows(
+    dataset: GraphsDataset, x: np.ndarray, groups: Sequence[np.ndarray], size: int, fill: float = 0
+) -> np.ndarray:
+    """Return the rows of the nodes of each group, before padding, ``(groups, size, features)``."""
+    rows = np.full((len(groups), size, x.shape[1]), fill, x.dtype)
     for i, group in enumerate(groups):
         nodes = dataset.nodes_of(group)
         rows[i, : len(nodes)] = x[nodes]
-    return batches, (rows, *edges), padded_ids(groups, budget)
+    return rows
 
 
 def padded_ids(groups: Sequence[np.ndarray], budget: dict[str, int]) -> np.ndarray:

@@ -31,6 +31,7 @@ from flax_layers.training.data import (
 from flax_layers.training.devices import check_devices, replicated
 from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import feed_of
+from flax_layers.training.graphs import check_neighbours, connected
 from flax_layers.training.models import recipe_of
 from flax_layers.training.records import EpochReport, TrainResult
 from flax_layers.training.resume import Best, SplitsState
@@ -92,6 +93,7 @@ def train(
     recipe = recipe_of(config, dataset)
     check_devices(config, devices)
     check_dataset(dataset, config)
+    check_neighbours(dataset, config)
     config = settled(dataset, settled_direction(dataset, config, warn))
     folds = getattr(config, "folds", 0)
     seeds = range(config.seed, config.seed + (folds or config.splits))
@@ -181,7 +183,9 @@ def train(
     fixed |= splits_by_time(dataset, config)
     over: Any = "folds" if folds else "seeds" if fixed else "splits"
     runs = [runner.result(over) for runner in runners]
-    structure = dataset if recipe.structure is None else feed.graph
+    structure: Any = feed.graph
+    if recipe.structure is None:
+        structure = connected(dataset, config)
     numbering = Numbering.of(dataset, by_type=node_types_of(model) is not None)
     trained = TrainedModel(
         model,

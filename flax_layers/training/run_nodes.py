@@ -15,6 +15,7 @@ from flax_layers.training.baselines import baseline_scores, best_baseline, summa
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.data import check_dataset, num_outputs, settled_direction, splits_by_time
 from flax_layers.training.devices import check_devices
+from flax_layers.training.graphs import check_neighbours, connected
 from flax_layers.training.loop import train
 from flax_layers.training.models import Recipe, command_name
 from flax_layers.training.neighborhoods import evaluation_text
@@ -209,6 +210,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     config = options.settings_of(recipe.config, args, dataset)
     with report.blame_data():
         check_dataset(dataset, config)
+        check_neighbours(dataset, config)
     config = settled_direction(dataset, config, options.print_direction)
     # Errors of options and data come before the folder is made.
     num_devices, method = 1, cast(Method, "auto")
@@ -234,7 +236,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
                 resume=args.resume,
                 keep_state=True,
             )
-        scores = baseline_scores(dataset, result.trained.config)
+        scores = baseline_scores(connected(dataset, config), result.trained.config)
         _print_notes(dataset, config, result.trained)
         summary = _dataset_summary(dataset, result)
         assert result.trained.seed is not None

@@ -167,13 +167,14 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     """Return the share of the mask's nodes whose class has the greatest logit, float32.
 
     A row with NaN is a mistake. Where nodes may have several classes, the classes of positive
-    logits are compared by micro-F1. For numbers it is R2, the mean over targets.
+    logits are compared by micro-F1. For numbers it is R2, the mean over targets; of equal numbers 1
+    less the sum of squared errors.
     """
     if jnp.issubdtype(y.dtype, jnp.floating):
         rows = mask[:, None]
         mean = jnp.sum(jnp.where(rows, y, 0), axis=0) / jnp.maximum(mask.sum(), 1).astype(y.dtype)
-        limits: Any = jnp.finfo
-        variation = jnp.maximum(_square_sums(y - mean, rows), limits(y.dtype).tiny)
+        variation = _square_sums(y - mean, rows)
+        variation = jnp.where(variation > 0, variation, 1)
         return jnp.mean(1 - _square_sums(logits - y, rows) / variation).astype(jnp.float32)
     if y.ndim == 2:
         width = max(logits.shape[1], y.shape[1])  # data to predict on may have further classes

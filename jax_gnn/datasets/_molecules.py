@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from jax_gnn._core.files import as_path, errors_in, read_npz, require_file
 from jax_gnn.datasets._dataset import GraphsDataset
-from jax_gnn.datasets._lines import read_lines
+from jax_gnn.datasets._lines import integers, is_blank, read_lines
 
 ELEMENTS = """
     X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br
@@ -24,8 +25,8 @@ ATOM_FEATURES = "atomic_number", "x", "y", "z"
 """Names of the features of atoms in `GraphsDataset.x`."""
 
 _KEYS = {
-    "numbers": ("nuclear_charges", "z", "numbers"),
     "positions": ("coords", "R", "positions"),
+    "numbers": ("nuclear_charges", "z", "numbers"),
     "energies": ("energies", "E", "energy"),
     "forces": ("forces", "F"),
 }
@@ -43,51 +44,66 @@ def load_xyz(path: str | os.PathLike[str]) -> GraphsDataset:
         path: the ``.xyz`` or ``.extxyz`` file, perhaps with ``.gz``.
     """
     path = require_file(as_path("path", path), "an .xyz file")
-    sizes, atoms, forces, energies = [], [], [], []
+    sizes: list[int] = []
+    rows: list[list[float]] = []
+    energies = []
     with errors_in(path):
         lines = read_lines(path)
         for number, line in lines:
-            if not line.strip():
+            if is_blank(line):
                 continue
-            if not line.strip().isdecimal():
-                raise ValueError(f"line {number}: expected a number of atoms, got {line!r:.80}")
-            frame = [next(lines, (number, ""))[1] for _ in range(int(line) + 1)]
+            (size,) = integers(number, "a number of atoms", [line], 1, 2**31)
+            frame = [line for _, line in itertools.islice(lines, size + 1)]
             try:
-                rows, of_frame, energy = _frame(frame[0], frame[1:])
-            except (IndexError, KeyError, ValueError) as error:
-                raise ValueError(f"line {number}: frame is damaged: {error}") from error
-            sizes.append(len(rows))
-            atoms += rows
-            forces += of_frame
+                if len(frame) <= size:
+                    raise ValueError(f"expected {size} atoms, and the file ends")
+                atoms, energy = _frame(frame[0], frame[1:])
+                if rows and len(atoms[0]) != len(rows[0]):
+                    raise ValueError("expected forces in all frames or in none")
+            except ValueError as error:
+                raise ValueError(f"frame at line {number}: {error}") from error
+            sizes.append(size)
+            rows += atoms
             energies.append(energy)
-        return _dataset(path, sizes, np.array(atoms, float), energies, forces)
+        values = np.array(rows, float, ndmin=2)
+        return _dataset(path, sizes, values[:, :4], values[:, 4:], energies)
 
 
-def _frame(head: str, lines: Sequence[str]) -> tuple[list[list[float]], list[list[float]], float]:
-    """Return atomic numbers and positions, forces if there are some, and the energy."""
+def _frame(head: str, lines: Sequence[str]) -> tuple[list[list[float]], float]:
+    """Return atomic numbers, positions and perhaps forces of the atoms, and the energy."""
     words = shlex.split(head)
     pairs = (word.partition("=") for word in words if "=" in word)
     values = {key.lower(): value for key, _, value in pairs}
     columns, start = {}, 0
-    properties = values.get("properties", "species:S:1:pos:R:3").split(":")
-    for name, _, width in zip(*[iter(properties)] * 3, strict=True):
-        columns[name.lower()] = slice(start, start + int(width))
+    text = values.get("properties", "species:S:1:pos:R:3")
+    properties = text.lower().split(":")
+    if len(properties) % 3 or not all(map(str.isdecimal, properties[2::3])):
+        raise ValueError(f"Properties: expected NAME:TYPE:COLUMNS, got {text!r:.80}")
+    for name, width in zip(properties[::3], properties[2::3], strict=True):
+        columns[name] = slice(start, start + int(width))
         start += int(width)
-    energy = float(values.get("energy", words[0] if len(words) == 1 and not values else "nan"))
-    atoms: list[list[float]] = []
-    forces = []
+    if "pos" not in columns:
+        raise ValueError(f"Properties: expected pos among the columns, got {text!r:.80}")
+    energy = values.get("energy", words[0] if len(words) == 1 and not values else "nan")
     kind = columns.get("species", columns.get("z", slice(0, 1)))
-    for line in lines:
-        fields = line.split()
-        symbol = fields[kind][0]
-        atomic_number = int(symbol) if symbol.isdecimal() else ELEMENTS.index(symbol.capitalize())
-        position = [float(field) for field in fields[columns["pos"]]]
-        if len(position) != 3:
-            raise ValueError(f"expected a symbol and a position, got {line!r:.80}")
-        atoms.append([atomic_number, *position])
-        if (column := columns.get("forces", columns.get("force"))) is not None:
-            forces.append([float(field) for field in fields[column]])
-    return atoms, forces, energy
+    forces = columns.get("forces", columns.get("force"))
+    vectors = [columns["pos"], *([] if forces is None else [forces])]
+    return [_atom(line, kind, vectors) for line in lines], float(energy)
+
+
+def _atom(line: str, kind: slice, vectors: Sequence[slice]) -> list[float]:
+    """Return the atomic number and the vectors of an atom's line."""
+    fields = line.split()
+    try:
+        (symbol,) = fields[kind]
+        number = int(symbol) if symbol.isdecimal() else ELEMENTS.index(symbol.capitalize())
+        parts = [list(map(float, fields[columns])) for columns in vectors]
+        if any(len(part) != 3 or not np.isfinite(part).all() for part in parts):
+            raise ValueError
+    except ValueError:
+        names = "position and forces" if len(vectors) > 1 else "position"
+        raise ValueError(f"expected an element's symbol, {names}, got {line!r:.80}") from None
+    return [number, *itertools.chain(*parts)]
 
 
 def load_molecules(path: str | os.PathLike[str]) -> GraphsDataset:
@@ -101,42 +117,48 @@ def load_molecules(path: str | os.PathLike[str]) -> GraphsDataset:
         path: the file; it is read without pickle.
     """
     path = require_file(as_path("path", path), "an .npz file")
+    arrays = read_npz(path, "molecules", [key for names in _KEYS.values() for key in names])
     with errors_in(path):
-        arrays = read_npz(path, "molecules", [key for keys in _KEYS.values() for key in keys])
-        found = {
-            name: next((arrays[key] for key in keys if key in arrays), None)
-            for name, keys in _KEYS.items()
-        }
-        for name in ("numbers", "positions", "energies"):
-            if found[name] is None:
+        keys = {name: [key for key in names if key in arrays] for name, names in _KEYS.items()}
+        for name, present in keys.items():
+            if not present and name != "forces":
                 raise ValueError(f"lacks {' or '.join(_KEYS[name])}")
-        numbers, positions, energies, forces = found.values()
-        if positions.ndim != 3 or positions.shape[2] != 3:  # type: ignore[union-attr]
-            raise ValueError(
-                f"{_KEYS['positions'][0]}: expected shape (molecules, atoms, 3), got "
-                f"{positions.shape}"  # type: ignore[union-attr]
-            )
-        shape = positions.shape[:2]  # type: ignore[union-attr]
-        numbers = np.broadcast_to(numbers, shape)  # type: ignore[arg-type]
-        is_atom = numbers > 0
-        atoms = np.column_stack([numbers[is_atom], positions[is_atom]])  # type: ignore[index]
-        of_atoms = () if forces is None else forces[is_atom]
-        return _dataset(path, is_atom.sum(1), atoms, np.ravel(energies), of_atoms)  # type: ignore[arg-type]
+        found = {name: arrays[present[0]] for name, present in keys.items() if present}
+        positions = found["positions"]
+        atoms = positions.shape[:2] if positions.ndim == 3 else ("molecules", "atoms")
+        shapes = {
+            "positions": [(*atoms, 3)],
+            "numbers": [atoms[1:], atoms],
+            "energies": [atoms[:1], (*atoms[:1], 1)],
+            "forces": [(*atoms, 3)],
+        }
+        for name, array in found.items():
+            if array.shape not in shapes[name] or array.dtype.kind not in "iuf":
+                expected = " or ".join(map(str, shapes[name])).replace("'", "")
+                got = f"{array.dtype} of shape {array.shape}"
+                raise ValueError(
+                    f"{keys[name][0]}: expected numbers of shape {expected}, got {got}"
+                )
+        numbers = np.broadcast_to(found["numbers"], positions.shape[:2])
+        is_atom = numbers != 0
+        rows = np.column_stack([numbers[is_atom], positions[is_atom]])
+        forces = found["forces"][is_atom] if "forces" in found else np.zeros((len(rows), 0))
+        return _dataset(path, is_atom.sum(1), rows, forces, found["energies"].ravel())
 
 
 def _dataset(
     path: Path,
     sizes: Sequence[int] | np.ndarray,
     atoms: np.ndarray,
+    forces: np.ndarray,
     energies: Sequence[float] | np.ndarray,
-    forces: Sequence[list[float]] | np.ndarray,
 ) -> GraphsDataset:
-    atoms = atoms.reshape(-1, 4)
+    """Return a dataset of molecules; forces have no columns if they are not known."""
+    if not (len(sizes) and np.all(sizes)):
+        raise ValueError("expected a molecule or more, each of an atom or more")
     numbers = atoms[:, 0]
     if not ((numbers >= 1) & (numbers < len(ELEMENTS)) & (numbers % 1 == 0)).all():
         raise ValueError(f"expected atomic numbers from 1 to {len(ELEMENTS) - 1}")
-    if len(forces) not in (0, len(atoms)):
-        raise ValueError(f"expected forces of all {len(atoms)} atoms or of none, got {len(forces)}")
     return GraphsDataset(
         name=path.name.removesuffix(".gz").rpartition(".")[0],
         num_nodes=len(atoms),
@@ -146,6 +168,6 @@ def _dataset(
         sizes=np.asarray(sizes, np.int32),
         src=np.zeros(0, np.int32),
         dst=np.zeros(0, np.int32),
-        forces=np.asarray(forces, np.float32) if len(forces) else None,
+        forces=forces if forces.size else None,
         format="molecules",
     )

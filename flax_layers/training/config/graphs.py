@@ -26,6 +26,9 @@ from flax_layers.training.config.settings import (
     setting,
 )
 
+_SEVERAL = COUNT._replace(
+    expected="a whole number from 2 to 2147483647", accept=lambda value: 2 <= value < 2**31
+)
 _PLANETOID: Defaults = {"input_dropout_rate": 0.5, "feature_normalization": "row"}
 
 
@@ -276,7 +279,7 @@ class SchNetConfig(GraphsConfig):
     schedule: Literal["constant", "cosine", "step"] = "cosine"
     graph_reduce: Readout = "sum"
     num_filters: int = setting(128, "model", "filters of each interaction", COUNT)
-    num_gaussians: int = setting(50, "model", "Gaussians of the distance, 2 or more", COUNT)
+    num_gaussians: int = setting(50, "model", "Gaussians of the distance, 2 or more", _SEVERAL)
     cutoff: float = setting(
         10.0,
         "model",
