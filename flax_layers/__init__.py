@@ -57,13 +57,7 @@ from flax_layers.links import (
 )
 from flax_layers.mlp import MLP, InnerProductDecoder, MLPDecoder
 from flax_layers.norms import GraphLayerNorm, GraphNorm, NodeBatchNorm, PairNorm
-from flax_layers.point_layers import (
-    CFConv,
-    EGNNConv,
-    PaiNNConv,
-    PointNetConv,
-    PointTransformerConv,
-)
+from flax_layers.point_layers import CFConv, EGNNConv, PaiNNConv, PointNetConv, PointTransformerConv
 from flax_layers.program_conv import ProgramConv, ProgramModel, axes, dense
 from flax_layers.readout import (
     AttentionReadout,
@@ -74,14 +68,7 @@ from flax_layers.readout import (
     jumping_knowledge,
     readout,
 )
-from flax_layers.relation_layers import (
-    HEAT,
-    FiLMConv,
-    HEATConv,
-    RGINConv,
-    SimpleHGN,
-    SimpleHGNConv,
-)
+from flax_layers.relation_layers import HEAT, FiLMConv, HEATConv, RGINConv, SimpleHGN, SimpleHGNConv
 from flax_layers.relational import RGCN, RGCNConv
 from flax_layers.relational_attention import HGT, RGAT, HGTConv, RGATConv
 from flax_layers.schnet import SchNet

@@ -42,14 +42,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import Graph, segment_sum, spmm
-from jax_gnn.extend import (
-    accumulator_dtype,
-    as_array,
-    check_choice,
-    check_instance,
-    row_wise,
-    take,
-)
+from jax_gnn.extend import accumulator_dtype, as_array, check_choice, check_instance, row_wise, take
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import HostRows
 

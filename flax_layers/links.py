@@ -140,10 +140,7 @@ class ConvE(Layer):
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
 
     def __call__(
-        self,
-        subjects: ArrayLike,
-        relations: ArrayLike,
-        **dropout: Unpack[DropoutCall],
+        self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
     ) -> Array:
         """Return queries.
 
@@ -237,10 +234,7 @@ class LinkPredictor(Layer):
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
 
     def encode(
-        self,
-        graph: object,
-        edge_weight: ArrayLike | None = None,
-        **dropout: Unpack[DropoutCall],
+        self, graph: object, edge_weight: ArrayLike | None = None, **dropout: Unpack[DropoutCall]
     ) -> tuple[Array, Array]:
         """Return the decoder's features of all nodes and relations.
 
@@ -600,11 +594,7 @@ class LinkRanking:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _ranks(
-    graphdef: ModuleDef,
-    state: ModuleState,
-    ranking: LinkRanking,
-    nodes: Array,
-    relations: Array,
+    graphdef: ModuleDef, state: ModuleState, ranking: LinkRanking, nodes: Array, relations: Array
 ) -> Array:
     def rank_chunk(chunk: tuple[Array, ...]) -> Array:
         subjects, relation_ids, objects, known_rows, known_objects = chunk

@@ -554,10 +554,7 @@ class ProgramLayer(LinearOptions):
 
 
 def _endpoint_rows(
-    graph: Graph | RelationalGraph,
-    name: str,
-    value: Any,
-    shapes: Sequence[tuple[int, ...] | None],
+    graph: Graph | RelationalGraph, name: str, value: Any, shapes: Sequence[tuple[int, ...] | None]
 ) -> tuple[Array | None, Array | None]:
     """Return the rows of sources and of destinations; None for an end without axes."""
     ends = ("num_src", graph.num_src), ("num_dst", graph.num_dst)

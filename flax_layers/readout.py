@@ -32,14 +32,7 @@ from flax_layers.graph import GCN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
 from flax_layers.norms import GraphBatch, check_nodes
 from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum
-from jax_gnn.extend import (
-    as_array,
-    check_choice,
-    check_instance,
-    described,
-    row_wise,
-    take,
-)
+from jax_gnn.extend import as_array, check_choice, check_instance, described, row_wise, take
 
 Readout = Literal["sum", "mean", "max"]
 Layers = Literal["GCN", "SAGE", "GIN", "GAT", "GATv2", "GINE", "GatedGCN", "PNA"]

@@ -11,12 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import (
-    AttentionOptions,
-    AttentionStack,
-    MultiHead,
-    attention_init,
-)
+from flax_layers._attention import AttentionOptions, AttentionStack, MultiHead, attention_init
 from flax_layers._base import (
     DropoutKeys,
     NodeFeatures,

@@ -34,11 +34,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, relational_lookup
-from jax_gnn.extend import (
-    check_choice,
-    check_instance,
-    take,
-)
+from jax_gnn.extend import check_choice, check_instance, take
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import RelationalPart
 

@@ -69,14 +69,7 @@ from jax_gnn import (
     rgat_attention,
     segment_matmul,
 )
-from jax_gnn.extend import (
-    as_array,
-    as_ids,
-    check_choice,
-    check_finite,
-    feature_wise,
-    row_wise,
-)
+from jax_gnn.extend import as_array, as_ids, check_choice, check_finite, feature_wise, row_wise
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import RelationalPart
 

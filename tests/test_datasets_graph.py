@@ -168,11 +168,7 @@ def test_csv_of_text(tmp_path):
             "src,dst\n",
             r"nodes.csv:4 \('b'\) has 'test', b",
         ),
-        (
-            "id,target,split\n7,,val\n",
-            "src,dst\n",
-            r"nodes.csv:2 \(7\) has 'val', but",
-        ),
+        ("id,target,split\n7,,val\n", "src,dst\n", r"nodes.csv:2 \(7\) has 'val', but"),
         ("id\n1\n", "src,dst,weight\n1,1,\n", "column 'weight': edges.csv:2 has no finite"),
         ("id\n1\n", "src,to\n1,1\n", "edges.csv: expected the columns src and dst, got src, to"),
         ("id,x\n1,inf\n", "src,dst\n", "nodes.csv: column 'x': nodes.csv:2 has an infinite"),

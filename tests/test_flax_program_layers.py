@@ -184,9 +184,7 @@ PEERS = {
             "SuperGATConv",
             {"attention_type": kind, "heads": 2, "add_self_loops": kind == "MX"},
             lambda ends, kind=kind: pyg.SuperGATConv(
-                *(4, 4, 2),
-                attention_type=kind,
-                add_self_loops=kind == "MX",
+                *(4, 4, 2), attention_type=kind, add_self_loops=kind == "MX"
             ),
             names={"kernel": "lin.weight", "bias": "bias"}
             | ({"src_attention": "att_l", "dst_attention": "att_r"} if kind == "MX" else {}),

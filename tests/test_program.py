@@ -1159,19 +1159,10 @@ def of_booleans(g, x: Node):
 
 _WEIGHTS = np.ones((4, 3, 2))
 REFUSED = {
-    adds_ends: (
-        ValueError,
-        r"\(g\.src\(x\) \+ x\)`: add combines .* x, a row of each",
-    ),
-    sums_nodes: (
-        ValueError,
-        r"g\.sum\(x\)`: g\.sum takes a row of each edge, got x, a row",
-    ),
+    adds_ends: (ValueError, r"\(g\.src\(x\) \+ x\)`: add combines .* x, a row of each"),
+    sums_nodes: (ValueError, r"g\.sum\(x\)`: g\.sum takes a row of each edge, got x, a row"),
     shared_relation: (ValueError, r"g\.relation reads a row of a relation, got w, shared"),
-    closed_over_relation: (
-        ValueError,
-        r"row of a relation, got an array that the program closes",
-    ),
+    closed_over_relation: (ValueError, r"row of a relation, got an array that the program closes"),
     source_of_edges: (ValueError, r"g\.src reads a row of a node, got e, a row of each edge"),
     unequal_widths: (TypeError, r"program unequal_widths, test_program\.py:\d+, `return g\.sum\("),
     control_flow: (TypeError, r"`return g\.sum.*if .*`: Python looks at what a row holds"),

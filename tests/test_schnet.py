@@ -244,11 +244,7 @@ def test_training_learns_energies_and_forces(rng, tmp_path, has_forces):
         (["1\nno energy\nH 0 0 0"] * 5, {}, "0 labelled graphs; .* labels are energies, 'energy="),
         (["1\n-2\nH 0 0 0"] * 5, {}, "has the same label for all graphs"),
         ([f"2\n-{k}\nH 0 0 0\nH 0 0 0" for k in range(5)], {}, "two atoms at one position, in mol"),
-        (
-            [f"2\n-{k}\nH 0 0 0\nH 0 0 {k + 2}" for k in range(5)],
-            {"cutoff": 1.5},
-            "cutoff of 1.5",
-        ),
+        ([f"2\n-{k}\nH 0 0 0\nH 0 0 {k + 2}" for k in range(5)], {"cutoff": 1.5}, "cutoff of 1.5"),
     ],
 )
 def test_molecules_that_cannot_be_trained_on(frames, options, message, tmp_path):

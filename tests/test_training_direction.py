@@ -22,12 +22,7 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
-from flax_layers.training.baselines import (
-    STRENGTHS,
-    baseline_scores,
-    logistic_models,
-    ridge_models,
-)
+from flax_layers.training.baselines import STRENGTHS, baseline_scores, logistic_models, ridge_models
 from flax_layers.training.data import split_of
 from flax_layers.training.link_tasks import EdgeTask
 from flax_layers.training.trained import model_inputs

@@ -42,12 +42,7 @@ from flax_layers.training.config.links import (
     SAGELinkConfig,
 )
 from flax_layers.training.config.nodes import TrainConfig
-from flax_layers.training.config.relations import (
-    HGTConfig,
-    RGATConfig,
-    RGCNConfig,
-    SimpleHGNConfig,
-)
+from flax_layers.training.config.relations import HGTConfig, RGATConfig, RGCNConfig, SimpleHGNConfig
 from flax_layers.training.data import check_dataset, node_features
 from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe
 from flax_layers.training.link_tasks import check_links

@@ -219,10 +219,7 @@ def with_means(
     for _ in range(ROUNDS):
         parts.append(means @ parts[-1])
     parts = [part / max(float(np.sqrt((part**2).sum(1).mean())), 1e-30) for part in parts]
-    return {
-        "features": parts[0],
-        "features and means of neighbours": np.concatenate(parts, axis=1),
-    }
+    return {"features": parts[0], "features and means of neighbours": np.concatenate(parts, axis=1)}
 
 
 # --- Linear models --------------------------------------------------------------------------------

@@ -38,12 +38,7 @@ from flax_layers.training.link_models import LINK_RECIPES, make_link_model
 from flax_layers.training.link_tasks import LinkIndex
 from flax_layers.training.links import TrainedLinks
 from flax_layers.training.models import RECIPES
-from flax_layers.training.predictor import (
-    ColumnsLike,
-    Predictor,
-    Preprocessing,
-    leaves_by_path,
-)
+from flax_layers.training.predictor import ColumnsLike, Predictor, Preprocessing, leaves_by_path
 from flax_layers.training.trained import TrainedModel, stack_of
 from flax_layers.training.types import array_spec
 from jax_gnn import __version__

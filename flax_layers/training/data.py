@@ -125,8 +125,7 @@ def check_atoms(dataset: NodeDataset) -> None:
     """
     if dataset.feature_names != ATOM_FEATURES:
         raise data_error(
-            dataset,
-            "has no atoms: molecules are extended XYZ files, or .npz files such as MD17's",
+            dataset, "has no atoms: molecules are extended XYZ files, or .npz files such as MD17's"
         )
     numbers = np.asarray(dataset.x)[:, 0]
     if not np.isin(numbers, np.arange(1, MAX_ATOMIC_NUMBER + 1)).all():

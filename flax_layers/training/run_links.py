@@ -91,12 +91,7 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     with report.suggest_resume(args), report.blame_output(folder):
         with bar as progress:
             result = train_links(
-                dataset,
-                config,
-                on_epoch=progress,
-                state=state,
-                resume=args.resume,
-                keep_state=True,
+                dataset, config, on_epoch=progress, state=state, resume=args.resume, keep_state=True
             )
         baselines = link_baselines(task) if isinstance(task, EdgeTask) else {}
         seconds = float(np.median(result.step_seconds))

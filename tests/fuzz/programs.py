@@ -611,15 +611,7 @@ def _unread(graph, space):
     return np.setdiff1d(np.arange(*rows_of(graph, space)), np.asarray(ids)[:edges])
 
 
-def _compare_errors(
-    compiled,
-    runs,
-    drawn,
-    graph,
-    arguments,
-    rng,
-    described,
-):
+def _compare_errors(compiled, runs, drawn, graph, arguments, rng, described):
     """Compare errors of values and gradients with those of the reference in the same dtype.
 
     The reference's are the largest of some, at arguments that differ by a rounding: kinks may be on
