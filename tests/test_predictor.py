@@ -54,16 +54,17 @@ def predictor_of(name):
     """Return the predictor of a recipe, and its inputs."""
     if name in LINK_RECIPES:
         return link_predictor_of(name)
-    recipe = RECIPES[name]
+    recipe, options = RECIPES[name], CONFIG
     if recipe.dataset is GraphsDataset:
         dataset = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
         if name == "schnet":
             x = np.random.default_rng(0).uniform(1, 3, (dataset.num_nodes, 4))
             x[:, 0] = 6
             dataset = dataclasses.replace(dataset, x=x, feature_names=ATOM_FEATURES)
+            options = CONFIG | {"feature_normalization": "none"}
     else:
         dataset = test_training.dataset_for(recipe.config)
-    config = settled(dataset, recipe.config(**CONFIG))
+    config = settled(dataset, recipe.config(**options))
     graph, x, *edges = raw_inputs(dataset, config)
     model = make_model(config, graph, x, dataset.num_classes, seed=0)
     named = dict(zip(("edge_features",), edges, strict=False))

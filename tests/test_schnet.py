@@ -242,6 +242,11 @@ def test_training_learns_energies_and_forces(rng, tmp_path, has_forces):
     ("frames", "options", "message"),
     [
         (["1\nno energy\nH 0 0 0"] * 5, {}, "0 labelled graphs; .* labels are energies, 'energy="),
+        (
+            ["1\n-2\nH 0 0 0"] * 5,
+            {"feature_normalization": "row"},
+            "feature_normalization must be 'none' for molecules, got 'row'",
+        ),
         (["1\n-2\nH 0 0 0"] * 5, {}, "has the same label for all graphs"),
         ([f"2\n-{k}\nH 0 0 0\nH 0 0 0" for k in range(5)], {}, "two atoms at one position, in mol"),
         ([f"2\n-{k}\nH 0 0 0\nH 0 0 {k + 2}" for k in range(5)], {"cutoff": 1.5}, "cutoff of 1.5"),
@@ -290,6 +295,8 @@ def test_command(rng, tmp_path, capsys):
     trained = load(folder)
     assert trained.predict(load_xyz(others)).shape == (3, 1)
     assert trained.predict_forces(load_xyz(others)).shape == (load_xyz(others).num_nodes, 3)
+    assert cli.main(["train", "gcn", "--task", "graph", *data]) == 2
+    assert "has no edges; schnet has those" in capsys.readouterr().err
     (tmp_path / "shapes.txt").write_text("1\n2 0\n0 1 1\n0 1 0\n")
     assert cli.main(["train", "schnet", "--data", str(tmp_path / "shapes.txt")]) == 2
     assert "has no atoms: molecules are extended XYZ files" in capsys.readouterr().err

@@ -60,6 +60,11 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     """
     if hasattr(config, "cutoff"):
         check_atoms(dataset)
+        if config.feature_normalization != "none":
+            got = repr(config.feature_normalization)
+            raise ValueError(f"feature_normalization must be 'none' for molecules, got {got}")
+    elif dataset.format == "molecules" and not getattr(dataset, "num_edges", 0):
+        raise data_error(dataset, "has no edges; schnet has those of atoms within its cutoff")
     # A published split is checked by the seed of the first run, as seeds draw validation nodes.
     folds = getattr(config, "folds", 0)
     fixed = config.split in ("auto", "published") and not folds
