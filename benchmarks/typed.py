@@ -27,7 +27,7 @@ from benchmarks.worker import Process, probe, reason, set_environment, version
 from benchmarks.workloads import Triples, relational_graphs, row_pointers
 
 CASES = ("am-twin rgcn", "am-twin rgat", "freebase-twin hgt")
-"""Graph and model of what is trained, those of FASTEN's paper. "rgat h4" has four heads."""
+"""Graphs and models of the trainings, those of FASTEN's paper. "rgat h4" has four heads."""
 
 CLASSES = 11
 LEARNING_RATE = 0.01
@@ -39,7 +39,7 @@ FAMILIES = {"jax_gnn": "layer", "plain jax": "plain_jax", "pyg": "pyg"}
 
 
 class Trained(NamedTuple):
-    """Losses and seconds of steps, and the share of the held-out labels that is right at last."""
+    """Losses and seconds of steps, and the final accuracy on held-out labels, as `right`."""
 
     losses: list[float]
     seconds: list[float]
@@ -47,7 +47,7 @@ class Trained(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """What a model is trained on: arrays by name, two layers' weights, labels and a mask."""
+    """Data of a training: features, weights of two layers by name and of a map, labels, a mask."""
 
     x: Any
     layers: list[dict[str, np.ndarray]]
@@ -57,7 +57,7 @@ class _Problem(NamedTuple):
 
 
 def _problem(graph: Triples, model: str, width: int) -> tuple[Case, Any, _Problem]:
-    """Labels are the class of the largest of random maps of the mean features of neighbours."""
+    """Draw data whose labels are the largest of random maps of the summed neighbours' features."""
     kind, _, heads = model.partition(" ")
     case = Case("", width, "float32", f"{kind} {heads or 'h1'} inference")
     of_layer = bench_program.problem(graph, case)
@@ -75,12 +75,12 @@ def _problem(graph: Triples, model: str, width: int) -> tuple[Case, Any, _Proble
 
 
 def _layers(family: str, graph: Triples, case: Case, problem: Any) -> Iterator[Candidate]:
-    """Forms of a layer: a function of features, weights and further operands."""
+    """Yield a family's candidates of a layer: functions of features, weights and operands."""
     yield from getattr(bench_program, f"{FAMILIES[family]}_candidates")(graph, case, problem)
 
 
 def _jax_step(layer: Candidate, problem: _Problem) -> Callable[[int], Trained]:
-    """Trains from the start for so many steps."""
+    """Return a function that trains in JAX from the initial weights for a number of steps."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -110,8 +110,8 @@ def _jax_step(layer: Candidate, problem: _Problem) -> Callable[[int], Trained]:
 
     @jax.jit
     def right(weights: Any, x: Any, y: Any, mask: Any, operands: Any) -> Any:
-        found = logits(weights, x, operands).argmax(1) == y
-        return jnp.where(mask, False, found).sum() / (~mask).sum()
+        hits = logits(weights, x, operands).argmax(1) == y
+        return jnp.where(mask, False, hits).sum() / (~mask).sum()
 
     data = x, y, mask, operands
 
@@ -128,7 +128,7 @@ def _jax_step(layer: Candidate, problem: _Problem) -> Callable[[int], Trained]:
 
 
 def _torch_step(layer: Candidate, problem: _Problem) -> Callable[[int], Trained]:
-    """Likewise."""
+    """Return a function that trains in torch from the initial weights for a number of steps."""
     import torch
 
     device = torch.get_default_device()
@@ -165,14 +165,14 @@ def _torch_step(layer: Candidate, problem: _Problem) -> Callable[[int], Trained]
             losses.append(loss.item())
             seconds.append(time.perf_counter() - start)
         with torch.no_grad():
-            found = (logits().argmax(1) == y)[~is_train]
-        return Trained(losses, seconds, float(found.float().mean()))
+            hits = (logits().argmax(1) == y)[~is_train]
+        return Trained(losses, seconds, float(hits.float().mean()))
 
     return train
 
 
 def _trainer(family: str, workload: str, settings: Settings) -> tuple[Any, Callable[..., Any]]:
-    """Of a `Process`: a family's versions, and the training of its forms of a model."""
+    """Return the versions of a family, and a function that trains its candidates; for `Process`."""
     set_environment(settings.platform)
     os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.9"  # one process at a time has the GPU
     modules = ("torch", "torch_geometric") if family == "pyg" else ("jax", "flax", "optax")
@@ -185,11 +185,11 @@ def _trainer(family: str, workload: str, settings: Settings) -> tuple[Any, Calla
 
     def train(model: str, width: int, steps: int, precision: str) -> dict[str, Any]:
         case, of_layer, problem = _problem(graph, model, width)
-        found = {}
+        results = {}
         for layer in _layers(family, graph, case, of_layer):
             name = OURS if family == OURS else layer.name
-            found[name] = _attempt(family, layer, problem, steps, precision)
-        return found
+            results[name] = _attempt(family, layer, problem, steps, precision)
+        return results
 
     return versions, train
 
@@ -197,7 +197,7 @@ def _trainer(family: str, workload: str, settings: Settings) -> tuple[Any, Calla
 def _attempt(
     family: str, layer: Candidate, problem: _Problem, steps: int, precision: str
 ) -> Trained | str:
-    """Trains, or says why not."""
+    """Train a candidate, or return why it cannot be trained."""
     if layer.skip:
         return layer.skip
     try:
@@ -215,7 +215,7 @@ def _attempt(
 
 
 def run(settings: Settings, steps: int, epochs: int) -> Document:
-    """Trains each model by each family, one after the other.
+    """Train each model by each family, one after the other.
 
     Args:
         settings: ``patterns`` are cases as in `CASES`, ``widths`` those of the layers.
@@ -256,10 +256,11 @@ def run(settings: Settings, steps: int, epochs: int) -> Document:
 
 
 def _rows(
-    family: str, found: dict[str, Trained | str], ours: list[Row], is_learning: bool
+    family: str, results: dict[str, Trained | str], ours: list[Row], is_learning: bool
 ) -> list[Row]:
+    """Return rows of a family's candidates; losses are compared with those of rows before."""
     rows: list[Row] = []
-    for name, trained in found.items():
+    for name, trained in results.items():
         if isinstance(trained, str):
             failed = {"status": "failed", "reason": trained, "details": {}}
             rows.append({**candidate(name, family=family), **failed})
