@@ -25,13 +25,12 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.files import as_path, errors_in
-from jax_gnn._core.ids import MAX_SIZE, pad_ids
+from jax_gnn._core.ids import MAX_SIZE
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import fetch_rows
-from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._files import NodeValues, by_name, parts_of, write_parts
 from jax_gnn.sharding._partition import Adjacency, SplitArgs, partition_nodes
 from jax_gnn.sharding._processes import ProcessGroup, sample
@@ -40,8 +39,6 @@ from jax_gnn.sharding._split import (
     LocalRows,
     Piece,
     Routes,
-    local_graph,
-    make_part,
     nodes_by_owner,
     pad_pairs,
 )
@@ -485,20 +482,13 @@ def _pieces(
         ],
         rows,
     )
-    capacity = rows.capacity
     del halos, gathered, ids
 
     def piece(reader: int) -> Piece:
-        sources, send = routes.sources[reader], routes.send[reader]
         local = _edges_into(graph, rows.nodes[reader])[0]
-        padding = int(num_edges) - len(local.places)
-        local = LocalEdges(pad_ids(local.places, padding), local.degrees)
-        num_sources = capacity + len(send)
-        part = local_graph(graph, local, routes.rows_of(reader), num_sources, capacity)
+        part = routes.local_graph(reader, graph, local, int(num_edges), rows.capacity)
         if isinstance(part, RelationalGraph):
             part = pad_pairs(part, np.array(num_pairs))
-        exchange = Exchange(send, routes.rounds, "", capacity)
-        whole = make_part(graph, part, sources, exchange, int(num_halo_edges))
-        return Piece.of([(whole, sources)])
+        return Piece.of([routes.part(reader, graph, part, "", int(num_halo_edges))])
 
     yield from map(piece, readers)
