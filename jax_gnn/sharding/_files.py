@@ -274,11 +274,8 @@ class _Rows(NamedTuple):
         cls, name: str, values: ArrayLike, size_name: str, size: int, start: int = 0
     ) -> _Rows:
         """Check an array of numbers with ``size`` rows."""
-        array = arguments.to_numpy(name, values)
-        if not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)):
-            raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
-        if array.shape[:1] != (size,):
-            raise ValueError(f"{name} must be ({size_name} = {size}, ...), got shape {array.shape}")
+        array = arguments.check_numbers(name, values)
+        arguments.check_rows(name, array, size_name, size)
         return cls(array, start)
 
 
@@ -293,7 +290,7 @@ def write_parts(
 ) -> None:
     """Write the pieces of a graph, with values of its nodes and edges; see `save_parts`.
 
-    Each process of a group has the pieces of :func:`parts_of`.
+    Each process of a group has the pieces of its share of the parts.
     """
     group = ProcessGroup(0, 1) if group is None else group
     is_hypergraph = isinstance(graph, Hypergraph)
@@ -317,7 +314,7 @@ def write_parts(
             if file.stem.isdecimal():
                 file.unlink()
     group.gather()
-    numbers, digests = iter(parts_of(group, len(places))), []
+    numbers, digests = iter(group.share(len(places))), []
     structure, capacity = "", 1
 
     def write(piece: Piece) -> None:
@@ -352,11 +349,6 @@ def write_parts(
         plan |= {"places": places, "digests": all_digests, "told": structure}
         _save(folder / PLAN, plan)
     group.gather()
-
-
-def parts_of(group: ProcessGroup, num_parts: int) -> range:
-    """Return the numbers of the parts that this process writes."""
-    return range(group.index, num_parts, group.count)
 
 
 def by_name(name: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:

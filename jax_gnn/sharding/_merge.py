@@ -163,8 +163,8 @@ class Merge(NamedTuple):
         graphs = []
         for i, exchange in enumerate(self.exchanges):
             part = getattr(template, ("into", "back")[i], template)
-            *graph, places = exchange.merged(device, edges[i], part, axis)
-            graphs.append(graph)
+            graph, sources, places = exchange.merged(device, edges[i], part, axis)
+            graphs.append((graph, sources))
         if len(values) == 1:
             values.append(
                 jax.tree.map(lambda *rows: fetch_rows(np.concatenate(rows), places), *edge_values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -280,37 +280,25 @@ class Routes(NamedTuple):
         places = pad_ids(local.places, num_edges - len(local.places))
         src = fetch_rows(self.rows_of(part), fetch_rows(np.asarray(edges.cols), places))
         src[count:] = PADDING
-        types = None if isinstance(graph, Graph) else np.asarray(graph.edge_types)
-        rel = None if types is None else fetch_rows(types, places)
         ids = np.arange(len(degrees) + 1, dtype=src.dtype)
         ids[-1] = PADDING
         dst = np.repeat(ids, np.append(degrees, len(places) - count))
         num_input_edges: Any = np.asarray(len(edges.rows), src.dtype)
-        if rel is None or isinstance(graph, Graph):
+        if isinstance(graph, Graph):
             starts = np.concatenate([[0], np.cumsum(degrees)]).astype(src.dtype)
             by_dst: Any = pad_indptr(starts, num_dst - len(degrees)), dst, src
             by_src = sort_by_source(dst, src, count, num_src)
             arrays = (*by_dst, *by_src, places, None, None, num_input_edges)
             return Graph(*arrays)
-        triples = sort_triples(
-            src.astype(np.int64),
-            rel.astype(np.int64),
-            dst.astype(np.int64),
-            num_src=num_src,
-            num_dst=num_dst,
-            num_relations=graph.num_relations,
-        )
+        types = fetch_rows(np.asarray(graph.edge_types), places)
+        sizes = {"num_src": num_src, "num_dst": num_dst, "num_relations": graph.num_relations}
+        triples = sort_triples(*(ids.astype(np.int64) for ids in (src, types, dst)), **sizes)
         # Places of padding are -1, which picks the element that is appended here.
         edge_ids: Any = np.append(places, places.dtype.type(PADDING))[triples.edge_ids]
         arrays = (*triples[:7], edge_ids, None, None, num_input_edges)
-        without_pairs = RelationalGraph(
-            Graph(*arrays),
-            triples.types,
-            num_relations=graph.num_relations,
-            self_relation=graph.self_relation,
-            node_type_names=graph.node_type_names,
-            relation_names=graph.relation_names,
-        )
+        changes: Any = dict.fromkeys(("pair_src", "out_of_pairs", "pair_dst", "into_pairs"))
+        changes |= {"edge_types": triples.types, "node_type_sizes": None}
+        without_pairs = replace(graph, nodes=Graph(*arrays), **changes)
         return without_pairs.with_parts(
             *(part for part in PARTS if getattr(graph, part) is not None)
         )
