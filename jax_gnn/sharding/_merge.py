@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -146,7 +147,7 @@ class Merge(NamedTuple):
             part_values = (piece.node_values, piece.edge_values)[: len(own_ids)]
             values = values or list(map(_zeros, part_values, self.own))
             for total, rows, ids, new in zip(values, self.own, own_ids, part_values, strict=True):
-                _put(total, rows.rows[ids[ids != PADDING]], new)
+                jax.tree.map(partial(_put, rows.rows[ids[ids != PADDING]]), total, new)
             for i, graph in enumerate(graphs_of(piece.part)):
                 count = int(graph.indptr[-1])
                 sources = np.concatenate([own_ids[i], halo_ids[i]])
@@ -178,10 +179,6 @@ def _zeros(values: Any, rows: LocalRows) -> Any:
     return jax.tree.map(lambda array: np.zeros(shape + array.shape[1:], array.dtype), values)
 
 
-def _put(total: Any, rows: np.ndarray, values: Any) -> None:
+def _put(rows: np.ndarray, total: np.ndarray, values: np.ndarray) -> None:
     """Write the first values to rows of the total, in place."""
-
-    def put(total: np.ndarray, values: np.ndarray) -> None:
-        total[rows] = values[: len(rows)]
-
-    jax.tree.map(put, total, values)
+    total[rows] = values[: len(rows)]
