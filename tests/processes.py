@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -16,6 +18,29 @@ def run_python(*command: str) -> str:
         f"{process.returncode}: {process.stdout[-6000:]}{process.stderr[-6000:]}"
     )
     return process.stdout
+
+
+def run_together(
+    commands: Iterable[Sequence[object]], environments: Iterable[dict[str, str]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run Python with several commands at the same time; outputs have both streams."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", *map(str, command)],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    try:
+        texts = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    ends = zip(processes, texts, strict=True)
+    return [subprocess.CompletedProcess([], end.returncode, text) for end, text in ends]
 
 
 def run_fuzzer(name: str, **options: object) -> str:

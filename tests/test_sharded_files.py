@@ -7,8 +7,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from processes import run_together
 from test_sharded_graph import (
     HYPERGRAPHS,
     MODELS,
@@ -286,21 +285,18 @@ save_edge_parts(sys.argv[1], edges(), 9, 2, process_index=int(sys.argv[2]), proc
 
 
 def test_a_process_is_killed(tmp_path):
-    command = [sys.executable, "-P", "-c", KILLED, str(tmp_path)]
-    processes = [
-        subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in range(2)
-    ]
-    texts = [process.communicate(timeout=200)[1] for process in processes]
-    assert [process.returncode for process in processes] == [1, -9]
-    assert "process 1 of 2 shows no life for 4 s" in texts[0], texts[0]
+    ends = run_together([("-c", KILLED, tmp_path, i) for i in range(2)], [{}] * 2)
+    assert [end.returncode for end in ends] == [1, -9], ends
+    assert "process 1 of 2 shows no life for 4 s" in ends[0].stdout, ends[0]
     assert [path.name for path in tmp_path.iterdir()] == ["process-1"]
 
 
-def test_values_by_type(tmp_path, rng):
+@pytest.mark.parametrize("num_parts", [2, 5])  # on two devices
+def test_values_by_type(num_parts, tmp_path, rng):
     graph = HeteroGraph(random_relational(rng))
     x = {name: rng.normal(size=(size, 2)).astype(np.float32) for name, size in TYPES.items()}
     x |= {"b": rng.normal(size=(TYPES["b"], 4)).astype(np.float32), "none": None}
-    save_parts(tmp_path, graph, 2, nodes={"x": x})
+    save_parts(tmp_path, graph, num_parts, nodes={"x": x})
     split, values = load_parts(tmp_path, mesh_of(2), "nodes")
     assert_same(values["x"], split.shard(x))
     for rows, message in (
@@ -384,14 +380,6 @@ def test_a_hub_and_no_edges_on_fewer_devices(tmp_path, rng):
         y = split.unshard(split.apply(lambda part, x: part.aggregate(x), values["x"]))
         np.testing.assert_array_equal(y[0], expected)
         np.testing.assert_array_equal(y[1:], 0)
-
-
-def test_values_by_type_on_fewer_devices(tmp_path, rng):
-    graph = HeteroGraph(random_relational(rng))
-    x: Any = {name: rng.normal(size=(size, 2)) for name, size in TYPES.items()} | {"none": None}
-    save_parts(tmp_path, graph, 5, nodes={"x": x})
-    split, values = load_parts(tmp_path, mesh_of(2), "nodes")
-    assert_same(values["x"], split.shard(x))
 
 
 @pytest.fixture

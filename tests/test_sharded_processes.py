@@ -6,12 +6,12 @@ import os
 import runpy
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from processes import run_together
 
 from jax_gnn import Graph
 from jax_gnn.sharding import save_parts
@@ -108,13 +108,23 @@ chunk = (*shares[rank], {"weights": np.array_split(weights, 2)[rank]})
 named = {"nodes": {"x": x}, "edge_values": ["weights"]}
 save_edge_parts(f"{folder}-shares", [chunk], 50, 4, np.load(f"{folder}/plan.npz")["parts"], **named)
 
-def check_loaded(folder, sharded):
-    loaded = load_parts(folder, mesh, "nodes")
-    expected = sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}
-    assert jax.tree.structure(loaded) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(expected), strict=True):
+def check_same(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         for shard, other_shard in zip(a.addressable_shards, b.addressable_shards, strict=True):
             np.testing.assert_array_equal(shard.data, other_shard.data)
+
+def check_refused(message, call, *arguments, kind=ValueError):
+    try:
+        call(*arguments)
+    except kind as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
+
+def check_loaded(folder, sharded):
+    loaded = load_parts(folder, mesh, "nodes")
+    check_same(loaded, (sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}))
 
 check_loaded(local, sharded)
 check_loaded(f"{folder}-shares", sharded)
@@ -127,10 +137,7 @@ sample = jax.jit(lambda *args: args[0].apply(lambda part, b, x: b.sample(part, x
 few = epoch.map(lambda batch: dataclasses.replace(batch, expected=(0, 0, 0)))  # several rounds
 host_x = own, loaded.host_rows(x), values["x"]
 for batch, fetched in zip(few, loaded.fetch_ahead(few, x=host_x), strict=True):
-    expected = sample(loaded, batch, (device_x,) * 3)
-    for a, b in zip(jax.tree.leaves(fetched), jax.tree.leaves(expected), strict=True):
-        for shard, other in zip(a.addressable_shards, b.addressable_shards, strict=True):
-            np.testing.assert_array_equal(shard.data, other.data)
+    check_same(tuple(fetched), tuple(sample(loaded, batch, (device_x,) * 3)))
 
 # Seven parts on four devices: pairs are padded to the largest number of all processes.
 (src, dst), types = rng.integers(0, 50, (2, 300)), rng.integers(0, 9, 300)
@@ -149,12 +156,7 @@ for name, arguments in {
     "method": (graph, mesh, "nodes", ids % (3 + rank)),
     "mesh": (graph, reversed_mesh if rank else mesh, "nodes"),
 }.items():
-    try:
-        shard_graph(*arguments)
-    except ValueError as error:
-        assert str(error).startswith(f"{name} must be the same on all processes"), error
-    else:
-        raise AssertionError(name)
+    check_refused(f"{name} must be the same on all processes", shard_graph, *arguments)
 
 wide = np.zeros((50, 1 << 17), np.float32)  # larger than the sample that is compared
 wide[0] = rank
@@ -165,30 +167,15 @@ for call in (
     lambda: sharded.shard_edges(weights * (1 + rank)),
     lambda: sharded.host_rows(x + rank),
 ):
-    try:
-        call()
-    except ValueError as error:
-        assert str(error).startswith("values must be the same on all processes"), error
-    else:
-        raise AssertionError("values")
+    check_refused("values must be the same on all processes", call)
 
-lacks_file = rank == seed % 2
-if lacks_file:
+message, kind = "folder must be the same on all processes", ValueError
+if rank == seed % 2:
     os.remove(f"{local}/{2 * rank + 1}.npz")
-try:
-    load_parts(local, mesh, "nodes")
-except (FileNotFoundError if lacks_file else ValueError) as error:
-    message = "does not exist" if lacks_file else "folder must be the same on all processes"
-    assert message in str(error), error
-else:
-    raise AssertionError("a missing file")
+    message, kind = "does not exist", FileNotFoundError
+check_refused(message, load_parts, local, mesh, "nodes", kind=kind)
 save_parts(local, graph, 4, ids % (3 + rank))
-try:
-    load_parts(local, mesh, "nodes")
-except ValueError as error:
-    assert str(error).startswith("folder must be the same on all processes"), error
-else:
-    raise AssertionError("folder")
+check_refused("folder must be the same on all processes", load_parts, local, mesh, "nodes")
 print("as one process", flush=True)
 """
 
@@ -198,22 +185,9 @@ def two_processes(seed: int, folder: Path) -> list[str]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = "--xla_force_host_platform_device_count=2"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-c", PROCESS, *map(str, (rank, port, seed, folder))],
-            env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        return [process.communicate(timeout=240)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
+    commands = [("-c", PROCESS, rank, port, seed, folder) for rank in range(2)]
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    return [end.stdout for end in run_together(commands, [flags] * 2)]
 
 
 def test_two_processes_are_as_one(rng, tmp_path):
@@ -250,25 +224,9 @@ def run_script(cluster: str, count: int, folder: Path) -> list[subprocess.Comple
         with socket.socket() as free:
             if free.connect_ex(("localhost", int(port))):  # nobody listens
                 break
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-P", SCRIPT, folder],
-            env=os.environ
-            | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
-            | variables(cluster, int(port), count, number),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(count)
-    ]
-    try:
-        texts = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    ends = zip(processes, texts, strict=True)
-    return [subprocess.CompletedProcess([], p.returncode, text) for p, text in ends]
+    one_device = {"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+    environments = [one_device | variables(cluster, int(port), count, i) for i in range(count)]
+    return run_together([(SCRIPT, folder)] * count, environments)
 
 
 @pytest.mark.parametrize(("cluster", "count"), [("slurm", 2), ("slurm", 4), ("kubernetes", 2)])

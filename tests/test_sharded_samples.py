@@ -382,7 +382,7 @@ def test_errors(rng):
     for rows in (host_rows, [split.cached(batch, x, 1)]):
         with pytest.raises(TypeError, match=r"x must be arrays of the device, got .*fetch_ahead"):
             split.apply(lambda part, batch, x: batch.sample(part, x=x), batch, rows)
-    with pytest.raises(ValueError, match=r"x must be \(num_nodes = 60, \*features\), got \(59,\)"):
+    with pytest.raises(ValueError, match=r"x must be \(num_nodes = 60, ...\), got shape \(59,\)"):
         split.fetch_ahead([batch], x=np.ones(59))
     with pytest.raises(ValueError, match=r"y must have the shape \(3, 20, ...\)"):
         split.fetch_ahead([batch], y=jnp.ones(60))

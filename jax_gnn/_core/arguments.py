@@ -408,6 +408,20 @@ def to_numpy(name: str, values: object) -> np.ndarray:
         return np.asarray(values)
 
 
+def check_numbers(name: str, values: object) -> np.ndarray:
+    """Return numbers or booleans as an array of numpy, in their dtype."""
+    array = to_numpy(name, values)
+    if not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)):
+        raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
+    return array
+
+
+def check_rows(name: str, array: Shaped, size_name: str, size: int) -> None:
+    """Raise an error unless an array has this number of rows."""
+    if array.shape[:1] != (size,):
+        raise ValueError(f"{name} must be ({size_name} = {size}, ...), got shape {array.shape}")
+
+
 def as_array(name: str, values: Any) -> Array:
     """Return the values as an array of JAX."""
     with argument_errors(name, "an array of numbers", values):
@@ -427,9 +441,7 @@ def as_numbers(name: str, values: object, xp: ModuleType) -> Any:
             )
     if xp is jnp:
         return as_array(name, array)
-    array = to_numpy(name, array)
-    if not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)):
-        raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
+    array = check_numbers(name, array)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 

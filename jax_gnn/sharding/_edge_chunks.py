@@ -15,8 +15,9 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +26,13 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.files import as_path, errors_in
-from jax_gnn._core.ids import MAX_SIZE, pad_ids
+from jax_gnn._core.ids import MAX_SIZE
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import fetch_rows
-from jax_gnn.sharding._exchange import Exchange
-from jax_gnn.sharding._files import NodeValues, by_name, parts_of, write_parts
+from jax_gnn.sharding._files import NodeValues, by_name, write_parts
 from jax_gnn.sharding._partition import Adjacency, SplitArgs, partition_nodes
 from jax_gnn.sharding._processes import ProcessGroup, sample
 from jax_gnn.sharding._split import (
@@ -40,8 +40,6 @@ from jax_gnn.sharding._split import (
     LocalRows,
     Piece,
     Routes,
-    local_graph,
-    make_part,
     nodes_by_owner,
     pad_pairs,
 )
@@ -179,46 +177,38 @@ def _parse_schema(
 # --- Edges ---------------------------------------------------------------------------------------
 
 
-class _Chunk(NamedTuple):
-    """Edges, checked, with ids in int64."""
+_Chunk = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
+"""Sources and destinations in int64, and values by name, ``RELATION`` among them."""
 
-    src: np.ndarray
-    dst: np.ndarray
-    values: dict[str, np.ndarray]  # (count, …) by name, ``RELATION`` among them
 
-    @classmethod
-    def parse(
-        cls,
-        src: ArrayLike,
-        dst: ArrayLike,
-        values: Mapping[str, ArrayLike],
-        expected: dict[str, int | None],
-        num_nodes: int,
-    ) -> _Chunk:
-        """Check edges; ``expected`` has the names of values, and the end of integers."""
-        senders, receivers = arguments.check_pairs("edges[0]", src, "edges[1]", dst)
-        arguments.check_range("edges[0]", senders, "num_nodes", num_nodes)
-        arguments.check_range("edges[1]", receivers, "num_nodes", num_nodes)
-        if values.keys() != expected.keys():
-            raise ValueError(
-                f"edges must have the values {sorted(expected)}, got those of {sorted(values)}"
-            )
-        parsed = {}
-        for name, limit in expected.items():
-            array = arguments.to_numpy(f"edges[{name!r}]", values[name])
-            if limit is not None:
-                array = np.broadcast_to(array, senders.shape) if array.ndim == 0 else array
-                array = arguments.check_ids(f"edges[{name!r}]", array)
-                arguments.check_range(f"edges[{name!r}]", array, "num_relations", limit)
-            elif not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)):
-                raise TypeError(f"edges[{name!r}] must be an array of numbers, got {array.dtype}")
-            if array.shape[:1] != senders.shape:
-                raise ValueError(
-                    f"edges[{name!r}] must be (count = {len(senders)}, ...), got shape "
-                    f"{array.shape}"
-                )
-            parsed[name] = array
-        return cls(senders, receivers, parsed)
+def _parse_chunk(
+    src: ArrayLike,
+    dst: ArrayLike,
+    values: Mapping[str, ArrayLike],
+    expected: dict[str, int | None],
+    num_nodes: int,
+) -> _Chunk:
+    """Check edges; ``expected`` has the names of values, and the end of integers."""
+    senders, receivers = arguments.check_pairs("edges[0]", src, "edges[1]", dst)
+    arguments.check_range("edges[0]", senders, "num_nodes", num_nodes)
+    arguments.check_range("edges[1]", receivers, "num_nodes", num_nodes)
+    if values.keys() != expected.keys():
+        raise ValueError(
+            f"edges must have the values {sorted(expected)}, got those of {sorted(values)}"
+        )
+    parsed = {}
+    for key, limit in expected.items():
+        name = f"edges[{key!r}]"
+        if limit is None:
+            array = arguments.check_numbers(name, values[key])
+        else:
+            array = arguments.to_numpy(name, values[key])
+            array = np.broadcast_to(array, senders.shape) if array.ndim == 0 else array
+            array = arguments.check_ids(name, array)
+            arguments.check_range(name, array, "num_relations", limit)
+        arguments.check_rows(name, array, "count", len(senders))
+        parsed[key] = array
+    return senders, receivers, parsed
 
 
 def _chunks(
@@ -232,12 +222,12 @@ def _chunks(
                     f"edges must be of pairs (src, dst) or triples (src, dst, values), got "
                     f"{len(source)} arrays"
                 )
-            yield _Chunk.parse(*source[:2], dict(*source[2:]), expected, num_nodes)
+            yield _parse_chunk(*source[:2], dict(*source[2:]), expected, num_nodes)
             continue
         arrays = _read_npy if Path(source).suffix == ".npy" else _read_parquet
         with errors_in(Path(source)):
             for src, dst, values in arrays(Path(source), [*expected]):
-                yield _Chunk.parse(src, dst, values, expected, num_nodes)
+                yield _parse_chunk(src, dst, values, expected, num_nodes)
 
 
 def _read_npy(path: Path, names: list[str]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
@@ -307,8 +297,8 @@ class _EdgesOnDisk:
         if self.width * num_nodes * self.num_relations >= 2**63:
             raise ValueError(f"schema must have fewer relations for so many nodes, got {schema}")
 
-    def _path(self, process: int, i: int, name: str) -> Path:
-        return self.group.scratch / f"{process}-{i}.{name}"
+    def _path(self, process: int, i: int) -> Path:
+        return self.group.scratch / f"{process}-{i}.edges"
 
     def _note_kinds(self, kinds: Mapping[str, list[Any]]) -> None:
         """Note the kinds of values, which must be the same in all chunks."""
@@ -319,6 +309,14 @@ class _EdgesOnDisk:
                     f"{self.kinds[name]} and {kind}"
                 )
 
+    def _make_records(self, keys: np.ndarray) -> np.ndarray:
+        """Return edges with their keys, and zeros for their values, whose fields are numbers."""
+        kinds = (self.kinds.get(name, ("float32", ())) for name in self.names)
+        values = [(str(i), jnp.dtype(kind), tuple(shape)) for i, (kind, shape) in enumerate(kinds)]
+        records = np.zeros(len(keys), [("key", np.int64), *values])
+        records["key"] = keys
+        return records
+
     def _check_size(self) -> None:
         if self.counts.sum() + self.has_loops * self.num_nodes > MAX_SIZE:
             raise ValueError("edges must be below 2³¹, as parts number them by int32")
@@ -328,41 +326,39 @@ class _EdgesOnDisk:
         expected: dict[str, int | None] = dict.fromkeys(self.names)
         if self.schema is not None:
             expected[RELATION] = self.num_relations - self.has_loops
-        for chunk in _chunks(edges, expected, self.num_nodes):
+        for src, dst, values in _chunks(edges, expected, self.num_nodes):
             self.group.check()
-            ranges = chunk.dst // self.width
-            order = np.argsort(ranges.astype(np.uint8), kind="stable")
+            ranges = dst // self.width
             sizes = np.bincount(ranges, minlength=self.counts.shape[1])
             self.counts[0] += sizes
             self._check_size()
             # A key has the relation and both ends of an edge, in the order of the graph's edges.
-            keys = (chunk.dst - ranges * self.width) * self.num_relations
-            if self.schema is not None:
-                keys += chunk.values[RELATION]
-            columns = {"keys": keys * self.num_nodes + chunk.src}
+            keys = (dst - ranges * self.width) * self.num_relations + values.pop(RELATION, 0)
+            self._note_kinds({k: [v.dtype.name, [*v.shape[1:]]] for k, v in values.items()})
+            records = self._make_records(keys * self.num_nodes + src)
             for i, name in enumerate(self.names):
-                columns[f"value{i}"] = rows = chunk.values[name]
-                self._note_kinds({name: [rows.dtype.name, [*rows.shape[1:]]]})
-            for name, rows in columns.items():
-                pieces = np.split(rows[order], np.cumsum(sizes)[:-1])
-                for i in np.flatnonzero(sizes).tolist():
-                    with self._path(self.group.index, i, name).open("ab") as file:
-                        file.write(pieces[i].tobytes())
+                records[str(i)] = values[name]
+            order = np.argsort(ranges.astype(np.uint8), kind="stable")
+            pieces = np.split(records[order], np.cumsum(sizes)[:-1])
+            for i in np.flatnonzero(sizes).tolist():
+                with self._path(self.group.index, i).open("ab") as file:
+                    file.write(pieces[i].tobytes())
         gathered = self.group.gather(counts=self.counts[0], kinds=json.dumps(self.kinds))
         for arrays in gathered:
             self._note_kinds(json.loads(str(arrays["kinds"])))
         self.counts = np.stack([arrays["counts"] for arrays in gathered])
         self._check_size()
 
-    def _read(self, i: int, name: str, loops: np.ndarray) -> np.ndarray:
-        """Return the rows of a range in the order of the processes; remove their files."""
-        arrays = [loops[:0]]
-        for process in np.flatnonzero(self.counts[:, i]).tolist():
-            path = self._path(process, i, name)
-            rows = np.fromfile(path, np.uint8).view(loops.dtype)
-            arrays.append(rows.reshape(-1, *loops.shape[1:]))
+    def _read(self, i: int, loops: np.ndarray) -> np.ndarray:
+        """Return the sorted edges of a range, equal ones in order; remove their files."""
+        paths = [self._path(process, i) for process in np.flatnonzero(self.counts[:, i]).tolist()]
+        records = np.concatenate([*(np.fromfile(path, loops.dtype) for path in paths), loops])
+        for path in paths:
             path.unlink()
-        return np.concatenate([*arrays, loops])
+        if self.names:
+            return records[np.argsort(records["key"], kind="stable")]
+        records["key"].sort()
+        return records
 
     def sort(self) -> tuple[Graph | RelationalGraph, dict[str, np.ndarray]]:
         """Return the rows of a graph without a transpose, and values of its edges by name.
@@ -372,13 +368,13 @@ class _EdgesOnDisk:
         num_ranges, group = self.counts.shape[1], self.group
         starts = np.minimum(np.arange(num_ranges + 1) * self.width, self.num_nodes)
         offsets = np.append(0, np.cumsum(self.counts.sum(0))) + starts * self.has_loops
-        # An edge without values, for the file of each column.
-        columns = {"cols": np.zeros(0, np.int32)}
-        if self.schema is not None:
-            columns["types"] = columns["cols"]
-        for i, name in enumerate(self.names):
-            dtype, shape = self.kinds.get(name, ("float32", ()))
-            columns[f"value{i}"] = np.zeros((0, *shape), jnp.dtype(dtype))
+        # An array without edges, for the file of each column.
+        ends = ["cols"] if self.schema is None else ["cols", "types"]
+        columns, no_edges = (
+            dict.fromkeys(ends, np.zeros(0, np.int32)),
+            self._make_records(starts[:0]),
+        )
+        columns |= {str(i): no_edges[str(i)] for i in range(len(self.names))}
         first, stop = (i * num_ranges // group.count for i in (group.index, group.index + 1))
         degrees = np.zeros(starts[stop] - starts[first], np.int32)
         with contextlib.ExitStack() as stack:
@@ -393,21 +389,13 @@ class _EdgesOnDisk:
                 group.check()
                 nodes = np.arange(starts[i], starts[i + 1] if self.has_loops else starts[i])
                 loops = (nodes - starts[i] + 1) * self.num_relations - 1
-                keys = self._read(i, "keys", loops * self.num_nodes + nodes)
-                if self.names:  # equal edges stay in order
-                    order = np.argsort(keys, kind="stable")
-                    keys = keys[order]
-                else:
-                    keys.sort()
-                keys, cols = np.divmod(keys, self.num_nodes)
+                records = self._read(i, self._make_records(loops * self.num_nodes + nodes))
+                keys, cols = np.divmod(records["key"], self.num_nodes)
                 keys, types = np.divmod(keys, self.num_relations)
-                cols.astype(np.int32).tofile(files["cols"])
-                if self.schema is not None:
-                    types.astype(np.int32).tofile(files["types"])
-                for k in range(len(self.names)):
-                    name = f"value{k}"
-                    zeros = np.zeros((len(loops), *columns[name].shape[1:]), columns[name].dtype)
-                    self._read(i, name, zeros)[order].tofile(files[name])
+                ids = {"cols": cols, "types": types}
+                for name, column in columns.items():
+                    values = ids[name] if name in ids else records[name]
+                    values.astype(column.dtype).tofile(files[name])
                 counts = np.bincount(keys, minlength=starts[i + 1] - starts[i])
                 degrees[starts[i] - starts[first] : starts[i + 1] - starts[first]] = counts
         degrees = np.concatenate([arrays["degrees"] for arrays in group.gather(degrees=degrees)])
@@ -415,24 +403,19 @@ class _EdgesOnDisk:
         maps: dict[str, Any] = {}
         for name, column in columns.items():
             shape = num_edges, *column.shape[1:]
-            path = group.scratch / name
-            is_empty = 0 in shape  # numpy maps no empty files
-            maps[name] = (
-                np.zeros(shape, column.dtype)
-                if is_empty
-                else np.memmap(path, column.dtype, "r", shape=shape)
-            )
-        indptr: Any = np.append(np.int32(0), np.cumsum(degrees, dtype=np.int32))
-        empty: Any = np.zeros(0, np.int32)
-        rows: Any = np.broadcast_to(np.int32(0), num_edges)  # only its length is read
-        count: Any = np.asarray(num_edges, np.int32)
-        edge_ids: Any = None  # the order is the graph's
-        arrays = (indptr, rows, maps["cols"], indptr, empty, empty, empty, edge_ids)
-        graph = Graph(*arrays, None, None, count)
-        values = {name: maps[f"value{i}"] for i, name in enumerate(self.names)}
+            # numpy maps no empty files
+            make = np.zeros if 0 in shape else partial(np.memmap, group.scratch / name, mode="r")
+            maps[name] = make(shape=shape, dtype=column.dtype)
+        indptr = np.append(np.int32(0), np.cumsum(degrees, dtype=np.int32))
+        empty, count = np.zeros(0, np.int32), np.asarray(num_edges, np.int32)
+        rows = np.broadcast_to(np.int32(0), num_edges)  # only its length is read
+        arrays: list[Any] = [indptr, rows, maps["cols"], indptr, empty, empty, empty]
+        arrays += [None, None, None, count]  # without edge ids, as the order is the graph's
+        graph = Graph(*arrays)
+        edge_values = {name: maps[str(i)] for i, name in enumerate(self.names)}
         if self.schema is None:
-            return graph, values
-        return replace(self.schema, nodes=graph, edge_types=maps["types"]), values
+            return graph, edge_values
+        return replace(self.schema, nodes=graph, edge_types=maps["types"]), edge_values
 
 
 # --- Parts ---------------------------------------------------------------------------------------
@@ -462,7 +445,7 @@ def _pieces(
     graph: Graph | RelationalGraph, rows: LocalRows, group: ProcessGroup
 ) -> Iterator[Piece]:
     """Yield the pieces of `split_graph` that this process writes; only one is in memory."""
-    readers = parts_of(group, len(rows.nodes))
+    readers = group.share(len(rows.nodes))
     halos: dict[str, np.ndarray] = {}
     sizes = [1, 0, 1, 1]  # edges, edges from the halo, pairs of both kinds
     for reader in readers:
@@ -485,20 +468,13 @@ def _pieces(
         ],
         rows,
     )
-    capacity = rows.capacity
     del halos, gathered, ids
 
     def piece(reader: int) -> Piece:
-        sources, send = routes.sources[reader], routes.send[reader]
         local = _edges_into(graph, rows.nodes[reader])[0]
-        padding = int(num_edges) - len(local.places)
-        local = LocalEdges(pad_ids(local.places, padding), local.degrees)
-        num_sources = capacity + len(send)
-        part = local_graph(graph, local, routes.rows_of(reader), num_sources, capacity)
+        part = routes.local_graph(reader, graph, local, int(num_edges), rows.capacity)
         if isinstance(part, RelationalGraph):
             part = pad_pairs(part, np.array(num_pairs))
-        exchange = Exchange(send, routes.rounds, "", capacity)
-        whole = make_part(graph, part, sources, exchange, int(num_halo_edges))
-        return Piece.of([(whole, sources)])
+        return Piece.of([routes.part(reader, graph, part, "", int(num_halo_edges))])
 
     yield from map(piece, readers)

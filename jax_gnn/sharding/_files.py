@@ -10,7 +10,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -154,29 +154,27 @@ def load_parts(
     messages = Messages.parse(copy_engines, wire_dtype)
     if isinstance(on_disk, str) or not all(isinstance(name, str) for name in on_disk):
         raise TypeError(f"on_disk must be a sequence of names, got {on_disk!r}")
-    count, plan, failure = mesh.shape[axis], {}, None
-    pieces: dict[int, Piece] = {}
-    mapped: dict[int, dict[str, Any]] = {}  # values on disk, by part
+    count, failure = mesh.shape[axis], None
     split = NamedSharding(mesh, PartitionSpec(axis))
     slices = split.addressable_devices_indices_map((count,)).values()
     devices = sorted({index[0].start or 0 for index in slices if index})
     try:
-        plan = _read_plan(path / PLAN, axis, count)
-        places = plan["places"]
-        if len(plan["digests"]) > count:
-            pieces, places = _read_merged(path, plan, axis, count, devices, on_disk, mapped)
+        files = _Files.open(path, axis, count, on_disk)
+        places, is_merged = files.plan["places"], len(files) > count
+        if is_merged:
+            pieces, places = files.merged(count, devices)
         else:
-            pieces = {i: _read_mapped(path, plan, axis, i, on_disk, mapped) for i in devices}
+            pieces = {i: files.piece(i) for i in devices}
     except Exception as error:
         failure = error
     try:  # a process that cannot read its files takes part too, as the others wait for it
-        contents = plan if failure is None else str(failure)
+        contents = files.plan if failure is None else str(failure)
         names = str(sorted(on_disk))
         check_same(mesh, axis=axis, **messages._asdict(), on_disk=names, folder=contents)
     finally:
         if failure is not None:
             raise failure
-    if len(plan["digests"]) > count and isinstance(pieces[devices[0]].part, RelationalPart):
+    if is_merged and isinstance(pieces[devices[0]].part, RelationalPart):
         parts = {device: cast(RelationalPart, piece.part) for device, piece in pieces.items()}
         capacities = largest(mesh, np.max([[1, 1], *map(num_pairs, parts.values())], 0))
         with host_arrays():
@@ -184,9 +182,11 @@ def load_parts(
                 pieces[device] = pieces[device]._replace(part=pad_pairs(part, capacities))
     sharded, values = assemble(pieces, places, mesh, axis, messages)
     for name in on_disk:
-        files = [part[name] for part in mapped.values()]
         values[name] = jax.tree.map(
-            lambda *maps: FileRows(dict(zip(mapped, maps, strict=True)), plan["places"]), *files
+            lambda *maps: FileRows(
+                dict(zip(files.mapped, maps, strict=True)), files.plan["places"]
+            ),
+            *(part[name] for part in files.mapped.values()),
         )
     return sharded, values
 
@@ -223,17 +223,16 @@ class PartFiles:
     folder: Path
     num_nodes: int
     num_edges: int
-    _plan: dict[str, np.ndarray]
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = as_path("folder", folder)
-        self._plan = _read_plan(self.folder / PLAN, "", 1)
-        self.num_nodes = len(self._plan["places"])
+        self._files = _Files.open(self.folder, "", 1)
+        self.num_nodes = len(self._files.plan["places"])
         edges: Any = edges_of(self.block(0).graphs[0])
         self.num_edges = int(edges.num_input_edges)
 
     def __len__(self) -> int:
-        return len(self._plan["digests"])
+        return len(self._files)
 
     def __repr__(self) -> str:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}"
@@ -249,7 +248,7 @@ class PartFiles:
             Blocks of one graph in numpy, with relations if the whole graph has these. Its
             ``edge_ids`` are in the whole graph's order. All parts have the same shapes.
         """
-        piece = _read_part(self.folder, self._plan, "", number, Piece)
+        piece = self._files.read(number, Piece)
         kind = RelationalGraph if isinstance(piece.part, RelationalPart) else Graph
         if isinstance(piece.part, HypergraphPart):
             raise ValueError(f"{self.folder} must have parts of a graph, got those of a hypergraph")
@@ -274,11 +273,8 @@ class _Rows(NamedTuple):
         cls, name: str, values: ArrayLike, size_name: str, size: int, start: int = 0
     ) -> _Rows:
         """Check an array of numbers with ``size`` rows."""
-        array = arguments.to_numpy(name, values)
-        if not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)):
-            raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
-        if array.shape[:1] != (size,):
-            raise ValueError(f"{name} must be ({size_name} = {size}, ...), got shape {array.shape}")
+        array = arguments.check_numbers(name, values)
+        arguments.check_rows(name, array, size_name, size)
         return cls(array, start)
 
 
@@ -293,7 +289,7 @@ def write_parts(
 ) -> None:
     """Write the pieces of a graph, with values of its nodes and edges; see `save_parts`.
 
-    Each process of a group has the pieces of :func:`parts_of`.
+    Each process of a group has the pieces of its share of the parts.
     """
     group = ProcessGroup(0, 1) if group is None else group
     is_hypergraph = isinstance(graph, Hypergraph)
@@ -317,7 +313,7 @@ def write_parts(
             if file.stem.isdecimal():
                 file.unlink()
     group.gather()
-    numbers, digests = iter(parts_of(group, len(places))), []
+    numbers, digests = iter(group.share(len(places))), []
     structure, capacity = "", 1
 
     def write(piece: Piece) -> None:
@@ -352,11 +348,6 @@ def write_parts(
         plan |= {"places": places, "digests": all_digests, "told": structure}
         _save(folder / PLAN, plan)
     group.gather()
-
-
-def parts_of(group: ProcessGroup, num_parts: int) -> range:
-    """Return the numbers of the parts that this process writes."""
-    return range(group.index, num_parts, group.count)
 
 
 def by_name(name: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -453,93 +444,96 @@ def _decode(description: Any, arrays: Mapping[int, np.ndarray], axis: str) -> ob
     return cast(object, cls(**values))
 
 
-def _read_plan(path: Path, axis: str, count: int) -> dict[str, np.ndarray]:
-    plan = read_npz(path, "the plan that save_parts or jax-gnn partition --output FOLDER writes")
-    if plan.keys() != {"parts", "num_parts", "places", "digests", "told"}:
-        raise ValueError(f"{path} is no plan of parts")
-    digests, places = plan["digests"], plan["places"]
-    if digests.shape[1:] != (2, 4) or places.ndim != 1 or places.dtype not in (np.int32, np.int64):
-        raise ValueError(f"{path} is no plan of parts")
-    if len(digests) < count:
-        raise ValueError(
-            f"{path} has {len(digests)} parts, but axis {axis!r} {count} devices: load the parts "
-            f"on at most {len(digests)} devices, or write {count} of them or more"
+@dataclass(frozen=True)
+class _Files:
+    """Files of parts, and the plan that they were written with."""
+
+    folder: Path
+    plan: dict[str, np.ndarray]
+    axis: str  # name of the mesh axis
+    on_disk: Sequence[str]  # names of values of nodes that stay in the files
+    mapped: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # these, of parts that were read
+
+    @classmethod
+    def open(cls, folder: Path, axis: str, count: int, on_disk: Sequence[str] = ()) -> _Files:
+        """Read the plan of at least ``count`` parts."""
+        path = folder / PLAN
+        plan = read_npz(
+            path, "the plan that save_parts or jax-gnn partition --output FOLDER writes"
         )
-    return plan
+        names = {"parts", "num_parts", "places", "digests", "told"}
+        digests, places = plan.get("digests", np.zeros(0)), plan.get("places", np.zeros(0))
+        if (
+            plan.keys() != names
+            or digests.shape[1:] != (2, 4)
+            or places.ndim != 1
+            or places.dtype not in (np.int32, np.int64)
+        ):
+            raise ValueError(f"{path} is no plan of parts")
+        if len(digests) < count:
+            raise ValueError(
+                f"{path} has {len(digests)} parts, but axis {axis!r} {count} devices: load the "
+                f"parts on at most {len(digests)} devices, or write {count} of them or more"
+            )
+        return cls(folder, plan, axis, on_disk)
 
+    def __len__(self) -> int:
+        return len(self.plan["digests"])
 
-def _read_mapped(
-    folder: Path,
-    plan: Mapping[str, np.ndarray],
-    axis: str,
-    part: int,
-    on_disk: Sequence[str],
-    mapped: dict[int, dict[str, Any]],
-) -> Piece:
-    """Read the `Piece` of a part; its values on disk go to ``mapped``."""
-    piece = _read_part(folder, plan, axis, part, Piece, on_disk)
-    values = dict(piece.node_values)
-    mapped[part] = {name: values.pop(name) for name in on_disk}
-    return piece._replace(node_values=values)
+    def piece(self, part: int) -> Piece:
+        """Read the `Piece` of a part; its values on disk go to `mapped`."""
+        piece = self.read(part, Piece)
+        values = dict(piece.node_values)
+        self.mapped[part] = {name: values.pop(name) for name in self.on_disk}
+        return piece._replace(node_values=values)
 
+    def read(self, part: int, kind: type[P]) -> P:
+        """Read the `Piece` of a part, with memory maps of values on disk; or its `Ends` alone."""
+        path, number = self.folder / f"{part}.npz", int(kind is Ends)
+        on_disk = set() if number else {*self.on_disk}
+        description: Any
+        try:
+            description = json.loads(str(self.plan["told"]))[number]
+            keys = {*map(str, _array_numbers(description))}
+            by_name = {} if number else dict(description["fields"]["node_values"]["by name"])
+        except Exception as error:  # plans that were written by hand lead to many types
+            raise self._error(error) from error
+        if unknown := sorted(on_disk - by_name.keys()):
+            raise ValueError(
+                f"{self.folder} has no values of nodes {unknown[0]!r}, but {sorted(by_name)}"
+            )
+        maps = {str(i) for name in on_disk for i in _array_numbers(by_name[name])}
+        what = f"the file of part {part}"
+        members = read_npz(path, what, keys - maps if number or maps else None)
+        members |= {key: map_npz(path, key) for key in maps}
+        names = sorted(members, key=lambda key: (len(key), key))  # keys are numbers
+        expected = self.plan["digests"][part, number]
+        if not np.array_equal(digest([members[key] for key in names]), expected):
+            raise ValueError(f"{path} is not the part that {PLAN} was written with")
+        try:
+            value = _decode(description, {int(key): members[key] for key in names}, self.axis)
+            leaves = jax.tree.leaves(value)
+        except Exception as error:
+            raise self._error(error) from error
+        if not isinstance(value, kind) or not all(isinstance(leaf, np.ndarray) for leaf in leaves):
+            raise self._error(f"no {kind.__name__}")
+        return value
 
-def _read_part(
-    folder: Path,
-    plan: Mapping[str, np.ndarray],
-    axis: str,
-    part: int,
-    kind: type[P],
-    on_disk: Sequence[str] = (),
-) -> P:
-    """Read the `Piece` of a part, with memory maps of values on disk; or its `Ends` alone."""
-    path, number = folder / f"{part}.npz", int(kind is Ends)
-    description: Any
-    try:
-        description = json.loads(str(plan["told"]))[number]
-        keys = {*map(str, _array_numbers(description))}
-        by_name = {} if number else dict(description["fields"]["node_values"]["by name"])
-    except Exception as error:  # plans that were written by hand lead to many types
-        raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
-    if unknown := sorted({*on_disk} - by_name.keys()):
-        raise ValueError(f"{folder} has no values of nodes {unknown[0]!r}, but {sorted(by_name)}")
-    maps = {str(i) for name in on_disk for i in _array_numbers(by_name[name])}
-    what = f"the file of part {part}"
-    members = read_npz(path, what, keys - maps if number or maps else None)
-    members |= {key: map_npz(path, key) for key in maps}
-    names = sorted(members, key=lambda key: (len(key), key))  # keys are numbers
-    if not np.array_equal(digest([members[key] for key in names]), plan["digests"][part, number]):
-        raise ValueError(f"{path} is not the part that {PLAN} was written with")
-    try:
-        value = _decode(description, {int(key): members[key] for key in names}, axis)
-        leaves = jax.tree.leaves(value)
-    except Exception as error:
-        raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
-    if not isinstance(value, kind) or not all(isinstance(leaf, np.ndarray) for leaf in leaves):
-        raise ValueError(f"{folder / PLAN} is no plan of parts")
-    return value
+    def _error(self, reason: object) -> ValueError:
+        return ValueError(f"{self.folder / PLAN} is no plan of parts: {reason}")
 
-
-def _read_merged(
-    folder: Path,
-    plan: Mapping[str, np.ndarray],
-    axis: str,
-    count: int,
-    devices: Iterable[int],
-    on_disk: Sequence[str],
-    mapped: dict[int, dict[str, Any]],
-) -> tuple[dict[int, Piece], np.ndarray]:
-    """Return pieces of devices that have several parts each, and `ShardedGraph.places`."""
-    num_parts = len(plan["digests"])
-    try:
-        merge = Merge.of([_read_part(folder, plan, axis, i, Ends) for i in range(num_parts)], count)
-        pieces = {}
-        for device in devices:
-            parts = np.flatnonzero(merge.device_of == device).tolist()
-            read = (_read_mapped(folder, plan, axis, part, on_disk, mapped) for part in parts)
-            with host_arrays():
-                pieces[device] = merge.merged(device, read, axis)
-    except Exception as error:
-        if str(error).startswith(str(folder)):  # names a file
-            raise
-        raise ValueError(f"{folder / PLAN} is no plan of parts: {error}") from error
-    return pieces, merge.own[0].places
+    def merged(self, count: int, devices: Iterable[int]) -> tuple[dict[int, Piece], np.ndarray]:
+        """Read pieces of devices that have several parts each, and `ShardedGraph.places`."""
+        try:
+            merge, pieces = Merge.of([self.read(i, Ends) for i in range(len(self))], count), {}
+            for device in devices:
+                parts = np.flatnonzero(merge.device_of == device).tolist()
+                with host_arrays():
+                    pieces[device] = merge.merged(device, map(self.piece, parts), self.axis)
+        except Exception as error:
+            if str(error).startswith(str(self.folder)):  # names a file
+                raise
+            raise self._error(error) from error
+        return pieces, merge.own[0].places

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, is_traced
+from jax_gnn._core.ids import PADDING, is_traced, take_ids
 from jax_gnn.sampling import SeedBatch, fetch_rows
 from jax_gnn.sampling._prefetch import PinnedBuffers, prefetch
 from jax_gnn.sampling._rows import check_positive
@@ -24,9 +25,6 @@ from jax_gnn.sharding._samples import ShardedSeeds
 
 if TYPE_CHECKING:
     from jax_gnn.sharding._sharded import ShardedGraph
-
-Read = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]
-"""Function of a device's index, own rows of it, -1 for padding, and a buffer: their values."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,18 +51,17 @@ class FileRows:
 
     def fetch(self, ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the rows of nodes of these parts, zeros for -1, as `fetch_rows` does."""
-        capacity = len(next(iter(self.files.values())))
-        places = np.where(ids < 0, PADDING, self.places[np.maximum(ids, 0)])
-        parts = np.where(places < 0, PADDING, places // capacity)
-        numbers = np.unique(parts[parts >= 0])
+        capacity, places = len(next(iter(self.files.values()))), take_ids(self.places, ids)
+        parts, rows = np.divmod(places, capacity)
+        rows[places < 0] = PADDING
+        numbers = np.unique(parts[places >= 0]).tolist()
         if len(numbers) == 1:
-            rows = np.where(places < 0, PADDING, places % capacity)
-            return fetch_rows(self.files[int(numbers[0])], rows, out=out)
+            return fetch_rows(self.files[numbers[0]], rows, out=out)
         results = np.zeros((len(ids), *self.shape[1:]), self.dtype) if out is None else out
-        results[parts < 0] = 0
+        results[places < 0] = 0
         for number in numbers:
             is_here = parts == number
-            results[is_here] = fetch_rows(self.files[int(number)], places[is_here] % capacity)
+            results[is_here] = fetch_rows(self.files[number], rows[is_here])
         return results
 
     def __repr__(self) -> str:
@@ -117,46 +114,45 @@ def fetch_ahead(
     values = [_Values.parse(sharded, name, tree) for name, tree in (("x", x), ("y", y))]
     shapes = [[(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(tree)] for tree in (x, y)]
     check_same(sharded.mesh, ahead=ahead, x=str(shapes[0]), y=str(shapes[1]))
-    return _samples(_Fetch(sharded, *values), batches, ahead)
+    fetch = _Fetch(sharded, *values)
+    return itertools.starmap(fetch.join, prefetch(map(fetch.draw, batches), fetch, ahead))
 
 
 class _HostLeaf(NamedTuple):
     """Values of the host, and how a device's rows of them are read."""
 
-    read: Read
+    # Function of a device's index, own rows of it, -1 for padding, and a buffer: their values.
+    read: Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]
     features: tuple[int, ...]  # shape of a row
     dtype: np.dtype  # in which rows travel
     result_dtype: np.dtype
+
+    def fetch(self, device: int, rows: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+        """Return the values with a leading axis of one device, as ``out`` has."""
+        return self.read(device, rows, None if out is None else out[0])[None]
 
 
 class _Values(NamedTuple):
     """Leaves of a pytree of values: arrays of the devices, and values of the host."""
 
-    leaves: list[Array | _HostLeaf]
+    on_devices: list[Array]
+    on_host: list[_HostLeaf]
+    are_on_host: list[bool]  # for each leaf
     structure: Any
 
     @classmethod
     def parse(cls, sharded: ShardedGraph, name: str, values: Any) -> _Values:
         kinds = HostRows | CachedRows
         leaves, structure = jax.tree.flatten(values, is_leaf=lambda leaf: isinstance(leaf, kinds))
-        return cls([_parse_leaf(sharded, name, leaf) for leaf in leaves], structure)
-
-    @property
-    def on_devices(self) -> list[Array]:
-        """Arrays of the devices."""
-        return [leaf for leaf in self.leaves if not isinstance(leaf, _HostLeaf)]
-
-    @property
-    def on_host(self) -> list[_HostLeaf]:
-        """Values of the host."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, _HostLeaf)]
+        lists: tuple[list[Any], list[Any]] = [], []
+        for leaf in (parsed := [_parse_leaf(sharded, name, leaf) for leaf in leaves]):
+            lists[isinstance(leaf, _HostLeaf)].append(leaf)
+        return cls(*lists, [isinstance(leaf, _HostLeaf) for leaf in parsed], structure)
 
     def join(self, on_devices: Iterable[Array], on_host: Iterable[Array]) -> Any:
         """Return the pytree of results for arrays of the devices, and for values of the host."""
         results = iter(on_devices), iter(on_host)
-        return self.structure.unflatten(
-            next(results[isinstance(leaf, _HostLeaf)]) for leaf in self.leaves
-        )
+        return self.structure.unflatten(next(results[on_host]) for on_host in self.are_on_host)
 
 
 def _parse_leaf(sharded: ShardedGraph, name: str, leaf: Any) -> Array | _HostLeaf:
@@ -181,22 +177,14 @@ def _parse_leaf(sharded: ShardedGraph, name: str, leaf: Any) -> Array | _HostLea
             f"{name} must be arrays of numpy or of the devices, HostRows, or values that "
             f"load_parts leaves on disk, got {arguments.described(leaf)}"
         )
-    if leaf.shape[:1] != (sharded.num_nodes,):
-        raise ValueError(
-            f"{name} must be (num_nodes = {sharded.num_nodes}, *features), got {leaf.shape}"
-        )
+    arguments.check_rows(name, cast(Any, leaf), "num_nodes", sharded.num_nodes)
     fetch = leaf.fetch if isinstance(leaf, FileRows) else functools.partial(fetch_rows, leaf)
     node_ids = local_rows(sharded.node_ids)
 
     def read(device: int, rows: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-        return fetch(_ids_of(node_ids[device], rows), out=out)
+        return fetch(take_ids(node_ids[device], rows), out=out)
 
     return _HostLeaf(read, leaf.shape[1:], leaf.dtype, jax.dtypes.canonicalize_dtype(leaf.dtype))
-
-
-def _ids_of(node_ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the ids of own rows, -1 for padding."""
-    return np.where(rows < 0, PADDING, node_ids[np.maximum(rows, 0)])
 
 
 # --- Programs ------------------------------------------------------------------------------------
@@ -297,20 +285,9 @@ class _Fetch:
             for shard in ids.addressable_shards:
                 index, rows = shard.index[0].start or 0, np.asarray(shard.data)[0]
                 spec = jax.ShapeDtypeStruct((1, len(rows), *leaf.features), leaf.dtype)
-                fetch = functools.partial(_fetch_into, leaf, index, rows)
+                fetch = functools.partial(leaf.fetch, index, rows)
                 arrays.append(self._buffers.send((name, i), fetch, spec, shard.device))
             shape = (*ids.shape, *leaf.features)
             split = self._sharded.sharding
             results.append(jax.make_array_from_single_device_arrays(shape, split, arrays))
         return results
-
-
-def _fetch_into(
-    leaf: _HostLeaf, device: int, rows: np.ndarray, out: np.ndarray | None
-) -> np.ndarray:
-    return leaf.read(device, rows, None if out is None else out[0])[None]
-
-
-def _samples(fetch: _Fetch, batches: Iterable[ShardedSeeds], ahead: int) -> Iterator[SeedBatch]:
-    for results in prefetch(map(fetch.draw, batches), fetch, ahead):
-        yield fetch.join(*results)

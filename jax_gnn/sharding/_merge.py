@@ -9,26 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jax_gnn._core.ids import PADDING, pad_ids, take_ids
+from jax_gnn._core.ids import PADDING, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import fetch_rows
-from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._parts import HypergraphPart, RelationalPart, graphs_of
-from jax_gnn.sharding._split import (
-    LocalEdges,
-    LocalRows,
-    Piece,
-    Routes,
-    local_graph,
-    make_part,
-    nodes_by_owner,
-)
+from jax_gnn.sharding._split import LocalEdges, LocalRows, Piece, Routes, nodes_by_owner
 
 
 class Ends(NamedTuple):
@@ -75,8 +67,8 @@ class _Exchanged(NamedTuple):
 
     def merged(
         self, device: int, edges: list[np.ndarray], part: Any, axis: str
-    ) -> tuple[Any, np.ndarray]:
-        """Return the part of a device, and the place of each edge in the concatenated edges.
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Return the part of a device, its sources' ids, and edges' places among the given ones.
 
         Args:
             device: position of the device in the axis.
@@ -100,21 +92,14 @@ class _Exchanged(NamedTuple):
             if part.node_types is not None:
                 arrays["node_type_sizes"] = part.whole_type_sizes
             whole = RelationalGraph(**arrays)
-        places = pad_ids(np.arange(len(ids), dtype=ids.dtype), self.num_edges - len(ids))
-        local: Any = local_graph(
-            whole,
-            LocalEdges(places, degrees.astype(ids.dtype)),
-            self.routes.rows_of(device),
-            self.src.capacity + self.routes.send.shape[1],
-            self.dst.capacity,
-        )
+        sorted_edges = LocalEdges(np.arange(len(ids), dtype=ids.dtype), degrees.astype(ids.dtype))
+        routes, sizes = self.routes, (self.num_edges, self.dst.capacity)
+        local: Any = routes.local_graph(device, whole, sorted_edges, *sizes)
         graph = edges_of(local)
         places = take_ids(order, graph.edge_ids)
         graph = graph._renumbered(ids, edges_of(part).num_input_edges)
         local = replace(local, nodes=graph) if types else graph
-        routes, sources = self.routes, self.routes.sources[device]
-        exchange = Exchange(routes.send[device], routes.rounds, axis, self.src.capacity)
-        return make_part(whole, local, sources, exchange, self.num_halo_edges), places
+        return (*routes.part(device, whole, local, axis, self.num_halo_edges), places)
 
 
 class Merge(NamedTuple):
@@ -162,7 +147,7 @@ class Merge(NamedTuple):
             part_values = (piece.node_values, piece.edge_values)[: len(own_ids)]
             values = values or list(map(_zeros, part_values, self.own))
             for total, rows, ids, new in zip(values, self.own, own_ids, part_values, strict=True):
-                _put(total, rows.rows[ids[ids != PADDING]], new)
+                jax.tree.map(partial(_put, rows.rows[ids[ids != PADDING]]), total, new)
             for i, graph in enumerate(graphs_of(piece.part)):
                 count = int(graph.indptr[-1])
                 sources = np.concatenate([own_ids[i], halo_ids[i]])
@@ -179,8 +164,8 @@ class Merge(NamedTuple):
         graphs = []
         for i, exchange in enumerate(self.exchanges):
             part = getattr(template, ("into", "back")[i], template)
-            graph, places = exchange.merged(device, edges[i], part, axis)
-            graphs.append((graph, exchange.routes.sources[device]))
+            graph, sources, places = exchange.merged(device, edges[i], part, axis)
+            graphs.append((graph, sources))
         if len(values) == 1:
             values.append(
                 jax.tree.map(lambda *rows: fetch_rows(np.concatenate(rows), places), *edge_values)
@@ -194,10 +179,6 @@ def _zeros(values: Any, rows: LocalRows) -> Any:
     return jax.tree.map(lambda array: np.zeros(shape + array.shape[1:], array.dtype), values)
 
 
-def _put(total: Any, rows: np.ndarray, values: Any) -> None:
+def _put(rows: np.ndarray, total: np.ndarray, values: np.ndarray) -> None:
     """Write the first values to rows of the total, in place."""
-
-    def put(total: np.ndarray, values: np.ndarray) -> None:
-        total[rows] = values[: len(rows)]
-
-    jax.tree.map(put, total, values)
+    total[rows] = values[: len(rows)]

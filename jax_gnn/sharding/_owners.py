@@ -130,9 +130,7 @@ class Questions:
 
     def sent(self, number: ArrayLike) -> Array:
         """Return the rows of own nodes that other devices ask about in a round, -1 for none."""
-        rows = jnp.full(self.num_slots, PADDING, self.rows.dtype)
-        rows = rows.at[self._slots(number)[1]].set(self.rows, mode="drop", unique_indices=True)
-        return self.owners.swap(rows)
+        return self.returned(number, self.rows, PADDING)
 
     def received(
         self, number: ArrayLike, results: Sequence[Array], answers: Sequence[Array]
@@ -145,9 +143,9 @@ class Questions:
             for old, new in zip(results, answers, strict=True)
         ]
 
-    def returned(self, number: ArrayLike, rows: Array) -> Array:
+    def returned(self, number: ArrayLike, rows: Array, fill: int = 0) -> Array:
         """Return what owners get by slot: a row of each place that was asked about in a round."""
-        sent = jnp.zeros((self.num_slots, *rows.shape[1:]), rows.dtype)
+        sent = jnp.full((self.num_slots, *rows.shape[1:]), fill, rows.dtype)
         sent = sent.at[self._slots(number)[1]].set(rows, mode="drop", unique_indices=True)
         return self.owners.swap(sent)
 

@@ -203,6 +203,10 @@ class ProcessGroup:
         if self._failure:
             raise ValueError(self._failure)
 
+    def share(self, num_parts: int) -> range:
+        """Return the numbers of the parts that this process writes."""
+        return range(self.index, num_parts, self.count)
+
     def gather(self, **arrays: Any) -> list[dict[str, np.ndarray]]:
         """Return the arrays of all processes, by name, once all have called this."""
         if self.count == 1:

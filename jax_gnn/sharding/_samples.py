@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -204,13 +205,6 @@ def _with_count(graph: Any, num_input_edges: Array | None) -> Any:
 # --- Batches -------------------------------------------------------------------------------------
 
 
-class _WholeSizes(NamedTuple):
-    """Bounds of the whole graph, padding included."""
-
-    num_edges: int
-    num_dst: int
-
-
 def neighbor_batches(
     sharded: ShardedGraph,
     seeds: Ids,
@@ -279,7 +273,9 @@ def neighbor_batches(
     else:
         by_layer = check_fanouts("fanouts", fanouts)
     totals = tuple(total(fanout, relations) for fanout in by_layer)
-    whole: Any = _WholeSizes(num_parts * edges.rows.shape[1], num_parts * num_own)
+    # Bounds of the whole graph, padding included.
+    bounds = {"num_edges": num_parts * edges.rows.shape[1], "num_dst": num_parts * num_own}
+    whole: Any = SimpleNamespace(**bounds)
     sizes = layer_sizes(batch_size, totals, whole, capacity, **flags)
     options = SampleOptions(by_layer, sizes, relations, **flags)
     grain = import_grain()

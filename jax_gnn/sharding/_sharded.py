@@ -174,17 +174,16 @@ class ShardedGraph:
 
     def _pad_type(self, name: str, values: ArrayLike) -> Array | np.ndarray:
         """Extend rows of the nodes of one type to rows of all nodes, by zeros."""
-        part, shape = self.part, np.shape(values)
+        part, array = self.part, cast(Any, values if is_traced(values) else np.asarray(values))
         names = part.node_type_names or () if isinstance(part, RelationalPart) else ()
         if name not in names:
             raise ValueError(f"values must be by name of types, {names}, got {name!r}")
         assert isinstance(part, RelationalPart)
         number, sizes = names.index(name), part.whole_type_sizes
         start, size = sum(sizes[:number]), sizes[number]
-        if shape[:1] != (size,):
-            raise ValueError(f"values[{name!r}] must be ({size}, ...), got shape {shape}")
-        padding = [(start, self.num_nodes - start - size), *[(0, 0)] * (len(shape) - 1)]
-        return jnp.pad(values, padding) if is_traced(values) else np.pad(values, padding)
+        arguments.check_rows(f"values[{name!r}]", array, "nodes", size)
+        padding = [(start, self.num_nodes - start - size), *[(0, 0)] * (array.ndim - 1)]
+        return np.pad(array, padding) if isinstance(array, np.ndarray) else jnp.pad(array, padding)
 
     def shard_edges(self, values: ArrayLike) -> Array:
         """Put values of edges, such as weights, on the devices of the edges; or of hyperedges.
@@ -247,10 +246,7 @@ class ShardedGraph:
         """
         rows, local_ids = check_rows(values, block_rows), local_rows(self.node_ids)
         check_same(self.mesh, values=sample(rows))
-        if len(rows) != self.num_nodes:
-            raise ValueError(
-                f"values must be (num_nodes = {self.num_nodes}, ...), got shape {rows.shape}"
-            )
+        arguments.check_rows("values", rows, "num_nodes", self.num_nodes)
         capacity = self.node_ids.shape[1]
         shape = block_shape((capacity, rows.shape[1]), rows.dtype, block_rows)
         sharding = on_host(self.sharding, self.mesh.local_devices[0])

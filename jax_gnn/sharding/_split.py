@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -117,16 +117,12 @@ def _split_edges(
     with ThreadPoolExecutor(min(num_parts, os.cpu_count() or 1)) as pool:
         local_edges, halos = map(list, zip(*pool.map(read, range(num_parts)), strict=True))
         routes = Routes.of(halos, src)
-        slots, sources = routes.send.shape[1], routes.sources
         # Arrays of no rows crash XLA of jaxlib 0.11 on several GPUs: parts have an edge at least.
         num_edges = max(1, *(len(local.places) for local in local_edges))
 
         def build(reader: int) -> Graph | RelationalGraph:
-            row_of = routes.rows_of(reader)
-            places, degrees = local_edges[reader]
-            local = LocalEdges(pad_ids(places, num_edges - len(places)), degrees)
-            local_edges[reader] = None  # its memory is needed for other parts
-            return local_graph(graph, local, row_of, src.capacity + slots, dst.capacity)
+            local, local_edges[reader] = local_edges[reader], None  # others need its memory
+            return routes.local_graph(reader, graph, local, num_edges, dst.capacity)
 
         graphs = list(pool.map(build, range(num_parts)))
     if isinstance(graph, RelationalGraph):
@@ -136,12 +132,7 @@ def _split_edges(
     # Sorted by source, edges from the halo come last.
     pointers = [edges_of(local).t_indptr for local in graphs]
     num_halo_edges = max(int(starts[-1] - starts[src.capacity]) for starts in pointers)
-    parts = []
-    for reader, local in enumerate(graphs):
-        exchange = Exchange(routes.send[reader], routes.rounds, axis, src.capacity)
-        part = make_part(graph, local, sources[reader], exchange, num_halo_edges)
-        parts.append((part, sources[reader]))
-    return parts
+    return [routes.part(i, graph, local, axis, num_halo_edges) for i, local in enumerate(graphs)]
 
 
 def num_pairs(graph: RelationalGraph) -> list[int]:
@@ -272,73 +263,67 @@ class Routes(NamedTuple):
         row_of[self.sources[part, rows]] = rows
         return row_of
 
+    def local_graph(
+        self,
+        part: int,
+        graph: Graph | RelationalGraph,
+        local: LocalEdges,
+        num_edges: int,
+        num_dst: int,
+    ) -> Graph | RelationalGraph:
+        """Return edges into a part as a bipartite graph of the same class, between local rows.
 
-def local_graph(
-    graph: Graph | RelationalGraph,
-    local: LocalEdges,
-    row_of: np.ndarray,
-    num_src: int,
-    num_dst: int,
-) -> Graph | RelationalGraph:
-    """Return edges of a graph as a bipartite graph of the same class, between local rows.
+        ``num_edges`` and ``num_dst`` include padding.
+        """
+        edges, degrees, num_src = edges_of(graph), local.degrees, self.sources.shape[1]
+        count = int(degrees.sum())
+        places = pad_ids(local.places, num_edges - len(local.places))
+        src = fetch_rows(self.rows_of(part), fetch_rows(np.asarray(edges.cols), places))
+        src[count:] = PADDING
+        ids = np.arange(len(degrees) + 1, dtype=src.dtype)
+        ids[-1] = PADDING
+        dst = np.repeat(ids, np.append(degrees, len(places) - count))
+        num_input_edges: Any = np.asarray(len(edges.rows), src.dtype)
+        if isinstance(graph, Graph):
+            starts = np.concatenate([[0], np.cumsum(degrees)]).astype(src.dtype)
+            by_dst: Any = pad_indptr(starts, num_dst - len(degrees)), dst, src
+            by_src = sort_by_source(dst, src, count, num_src)
+            arrays = (*by_dst, *by_src, places, None, None, num_input_edges)
+            return Graph(*arrays)
+        types = fetch_rows(np.asarray(graph.edge_types), places)
+        sizes = {"num_src": num_src, "num_dst": num_dst, "num_relations": graph.num_relations}
+        triples = sort_triples(*(ids.astype(np.int64) for ids in (src, types, dst)), **sizes)
+        # Places of padding are -1, which picks the element that is appended here.
+        edge_ids: Any = np.append(places, places.dtype.type(PADDING))[triples.edge_ids]
+        arrays = (*triples[:7], edge_ids, None, None, num_input_edges)
+        changes: Any = dict.fromkeys(("pair_src", "out_of_pairs", "pair_dst", "into_pairs"))
+        changes |= {"edge_types": triples.types, "node_type_sizes": None}
+        without_pairs = replace(graph, nodes=Graph(*arrays), **changes)
+        return without_pairs.with_parts(
+            *(part for part in PARTS if getattr(graph, part) is not None)
+        )
 
-    ``row_of`` has the local row of each source; ``num_dst`` includes padding.
-    """
-    edges, (places, degrees) = edges_of(graph), local
-    count = int(degrees.sum())
-    src = fetch_rows(row_of, fetch_rows(np.asarray(edges.cols), places))
-    src[count:] = PADDING
-    types = None if isinstance(graph, Graph) else np.asarray(graph.edge_types)
-    rel = None if types is None else fetch_rows(types, places)
-    ids = np.arange(len(degrees) + 1, dtype=src.dtype)
-    ids[-1] = PADDING
-    dst = np.repeat(ids, np.append(degrees, len(places) - count))
-    num_input_edges: Any = np.asarray(len(edges.rows), src.dtype)
-    if rel is None or isinstance(graph, Graph):
-        starts = np.concatenate([[0], np.cumsum(degrees)]).astype(src.dtype)
-        by_dst: Any = pad_indptr(starts, num_dst - len(degrees)), dst, src
-        by_src = sort_by_source(dst, src, count, num_src)
-        arrays = (*by_dst, *by_src, places, None, None, num_input_edges)
-        return Graph(*arrays)
-    triples = sort_triples(
-        src.astype(np.int64),
-        rel.astype(np.int64),
-        dst.astype(np.int64),
-        num_src=num_src,
-        num_dst=num_dst,
-        num_relations=graph.num_relations,
-    )
-    # Places of padding are -1, which picks the element that is appended here.
-    edge_ids: Any = np.append(places, places.dtype.type(PADDING))[triples.edge_ids]
-    arrays = (*triples[:7], edge_ids, None, None, num_input_edges)
-    without_pairs = RelationalGraph(
-        Graph(*arrays),
-        triples.types,
-        num_relations=graph.num_relations,
-        self_relation=graph.self_relation,
-        node_type_names=graph.node_type_names,
-        relation_names=graph.relation_names,
-    )
-    return without_pairs.with_parts(*(part for part in PARTS if getattr(graph, part) is not None))
-
-
-def make_part(
-    graph: Graph | RelationalGraph,
-    local: Graph | RelationalGraph,
-    sources: np.ndarray,
-    exchange: Exchange,
-    num_halo_edges: int,
-) -> Part | RelationalPart:
-    """Return a local graph of `local_graph` as a part."""
-    arrays = {field.name: getattr(local, field.name) for field in fields(local)}
-    if isinstance(graph, Graph):
-        return Part(**arrays, exchange=exchange, num_far=num_halo_edges)
-    sizes = graph.node_type_sizes
-    if sizes is not None:
-        types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
-        # Nodes past the types are padding, as is the id -1, which picks the last element.
-        types = pad_ids(types, graph.num_nodes + 1 - len(types))
-        arrays["node_types"] = types[sources[: local.num_dst]]
-        arrays["whole_type_sizes"] = sizes
-    arrays |= {"node_ids": sources, "num_whole_nodes": graph.num_nodes}
-    return RelationalPart(**arrays, exchange=exchange, num_far=num_halo_edges)
+    def part(
+        self,
+        number: int,
+        graph: Graph | RelationalGraph,
+        local: Graph | RelationalGraph,
+        axis: str,
+        num_halo_edges: int,
+    ) -> tuple[Part | RelationalPart, np.ndarray]:
+        """Return a graph of `local_graph` as a part, and the ids of its sources."""
+        sources = self.sources[number]
+        arrays: dict[str, Any] = {field.name: getattr(local, field.name) for field in fields(local)}
+        arrays["exchange"] = Exchange(self.send[number], self.rounds, axis, self.src.capacity)
+        arrays["num_far"] = num_halo_edges
+        if isinstance(graph, Graph):
+            return Part(**arrays), sources
+        sizes = graph.node_type_sizes
+        if sizes is not None:
+            types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
+            # Nodes past the types are padding, as is the id -1, which picks the last element.
+            types = pad_ids(types, graph.num_nodes + 1 - len(types))
+            arrays["node_types"] = types[sources[: local.num_dst]]
+            arrays["whole_type_sizes"] = sizes
+        arrays |= {"node_ids": sources, "num_whole_nodes": graph.num_nodes}
+        return RelationalPart(**arrays), sources
