@@ -16,15 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from processes import run_together
 from test_sharded_graph import (
-    HYPERGRAPHS,
-    MODELS,
-    RELATIONAL,
-    RELATIONS,
     TYPES,
     check_as_on_one_device,
+    graph_and_model,
     hosts,  # noqa: F401
     mesh_of,
     random_graph,
@@ -344,19 +340,12 @@ def test_parts_on_fewer_devices(make, num_parts, num_devices, hosts, tmp_path, r
 @pytest.mark.parametrize("name", ["gcn", "gat", "rgat within relations", "hgt", "hgnnp, weighted"])
 def test_models_on_fewer_devices(name, num_parts, num_devices, tmp_path, rng):
     """Logits and gradients are those of the graph on one device, also with values of edges."""
-    kind, options = (MODELS | RELATIONAL | HYPERGRAPHS)[name]
-    graph: Any = random_graph(rng)
-    if name in RELATIONAL:
-        graph, options = random_relational(rng), {**options, "num_relations": len(RELATIONS)}
-    elif name in HYPERGRAPHS:
-        graph = random_hypergraph(rng)
+    graph, model = graph_and_model(name, rng)
     weights = {
         "gcn": [rng.random(getattr(graph, "num_edges", 0))],
         "rgat within relations": [rng.normal(size=(getattr(graph, "num_edges", 0), 2))],
         "hgnnp, weighted": [rng.random(30)],
     }.get(name, [])
-    model = kind(6, 8, 4, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0), **options)
-    model.eval()
     save_parts(tmp_path, graph, num_parts, parts_with_empty_ones(rng, num_parts))
     split, _ = load_parts(tmp_path, mesh_of(num_devices), "nodes")
     x, target = jnp.asarray(rng.normal(size=(60, 6))), rng.normal(size=(60, 4))
