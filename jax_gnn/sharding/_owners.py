@@ -18,7 +18,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arrays import row_wise, take
-from jax_gnn._core.ids import PADDING, in_range
+from jax_gnn._core.ids import PADDING, in_range, row_starts
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.segment_order.primitive import sorted_ids
@@ -107,7 +107,7 @@ class Questions:
         owner = jnp.where(is_remote, places // num_own, PADDING).astype(jnp.int32)
         keys, order = sorted_ids(owner, size)  # padding comes last, as owner `size`
         keys = keys.astype(jnp.int32)
-        starts = jnp.searchsorted(keys, jnp.arange(size + 1, dtype=jnp.int32))
+        starts = row_starts(keys, size)
         ranks = jnp.arange(count, dtype=jnp.int32) - starts[keys]
         rank = jnp.zeros_like(owner).at[order].set(ranks, unique_indices=True)
         # One round suffices but rarely: draws of neighbours are not independent, hence the tenth.
