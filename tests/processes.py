@@ -35,7 +35,7 @@ def run_together(
         for command, environment in zip(commands, environments, strict=True)
     ]
     try:
-        texts = [process.communicate(timeout=240)[0] for process in processes]
+        texts = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
