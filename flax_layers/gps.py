@@ -77,7 +77,8 @@ def _attend_padded(batch: Batch[Any], operands: tuple[Array, ...], size: int) ->
     """Return results for the first ``size`` rows of each graph; other rows are zeros."""
     graphs, sizes = batch.graph_ids, batch.num_nodes
     count = batch.num_graphs * size
-    position = jnp.arange(len(graphs)) - take(jnp.cumsum(sizes) - sizes, graphs)
+    starts = jnp.cumsum(sizes, dtype=sizes.dtype) - sizes
+    position = jnp.arange(len(graphs), dtype=graphs.dtype) - take(starts, graphs)
     places = jnp.where((graphs >= 0) & (position < size), graphs * size + position, count)
     query, key, value = (
         jnp.zeros((count, *rows.shape[1:]), rows.dtype)
@@ -97,7 +98,7 @@ def _attend_padded(batch: Batch[Any], operands: tuple[Array, ...], size: int) ->
             implementation="cudnn",
         )
     else:
-        is_node = jnp.arange(size) < sizes[:, None]
+        is_node = jnp.arange(size, dtype=sizes.dtype)[None] < sizes[:, None]
         y = _attend(query, key, value, is_node, is_node)
     y = y.reshape(count, *y.shape[2:])
     return y.at[places].get(mode="fill", fill_value=0, unique_indices=True)
