@@ -336,7 +336,14 @@ def test_rows_in_half_types_on_the_wire(rng):
     for wire_dtype in ("bfloat16", None):
         split = shard_graph(graph, mesh_of(3), "nodes", "hash", wire_dtype=wire_dtype)
         batch = split.neighbor_batches(np.arange(60), 20, (4, 3))[0]
-        draws.append(draw(split, batch, x=split.shard(x)))
+        rows = split.shard(x)
+        draws.append(draw(split, batch, x=rows))
+        others = (
+            draw(split, batch, x=split.cached(batch, rows, 20)),
+            *split.fetch_ahead([batch], x=x),
+        )
+        for other in others:
+            np.testing.assert_array_equal(other.x, draws[-1].x)
     sample, exact = draws
     ids, expected = np.asarray(sample.blocks.node_ids), np.asarray(exact.x)
     np.testing.assert_array_equal(ids, exact.blocks.node_ids)

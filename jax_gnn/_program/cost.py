@@ -56,8 +56,7 @@ _ID_BYTES = 4
 _BLOCKS = 396  # that sum gradients of shared matrices separately
 _SCALAR_FLOP = 8  # in flops of matrix units
 _SLOW_FUNCTION = 12  # in additions
-# Flops of matrix units that one of a product in full precision is worth: in ops, and in tiles.
-_EXACT, _EXACT_IN_TILES = 4.3, EXACT_FLOPS
+_EXACT = 4.3  # flops of matrix units that one of an op in full precision is worth
 _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 # Walks with products, fitted to eight models on an H100, within 15 %. Arithmetic is not hidden
 # behind loads, as few warps issue both. Gradients make each product again, its transpose and its
@@ -448,7 +447,7 @@ class Costs:
             if isinstance(row.op, Contract):
                 flops = self._flops(row) * _density(row)
                 if linear_maps_of(row):
-                    products += flops * (_EXACT_IN_TILES if _is_exact(row) else 1)
+                    products += flops * (EXACT_FLOPS if _is_exact(row) else 1)
                 else:
                     functions += function * flops
             elif isinstance(row.op, Apply) and row.op.name not in _MOVES:

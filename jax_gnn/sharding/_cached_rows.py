@@ -132,7 +132,7 @@ def copy_rows(sharded: ShardedGraph, x: Any, places: Array) -> tuple[Any, Array]
     def copy(part: Any, x: Any, ids: Array, places: Array) -> tuple[Any, Array]:
         exchange = part.exchange
         expected = -(-len(places) // int(jax.lax.axis_size(exchange.axis)))
-        owners = Owners(exchange.axis, exchange.num_own, expected)
+        owners = Owners.of(exchange, expected)
         is_place = in_range(places, owners.num_places)
         leaves, structure = jax.tree.flatten(x)
         ids, *rows = owners.fetch(jnp.where(is_place, places, PADDING), [ids + 1, *leaves])

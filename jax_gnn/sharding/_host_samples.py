@@ -245,7 +245,8 @@ class _Fetch:
     def draw(self, batch: ShardedSeeds) -> tuple[_Drawn, Owners]:
         """Start the program that draws a batch."""
         arguments.check_instance("batches", batch, ShardedSeeds)
-        owners = Owners(self._sharded.axis, self._sharded.node_ids.shape[1], batch.expected[-1])
+        part: Any = self._sharded.part
+        owners = Owners.of(part.exchange, batch.expected[-1])
         return _draw(self._sharded, batch, self._x.on_devices, self._y.on_devices), owners
 
     def __call__(self, item: tuple[_Drawn, Owners]) -> tuple[Any, ...]:

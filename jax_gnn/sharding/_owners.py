@@ -23,7 +23,7 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.segment_order.primitive import sorted_ids
 from jax_gnn._ops.segment_reduce.api import segment_sum
-from jax_gnn.sharding._exchange import send_in
+from jax_gnn.sharding._exchange import Exchange, send_in
 
 Answer = Callable[[Array, ArrayLike], list[Array]]
 """Function of rows of own nodes, -1 for padding, and a round's number; a row of results for each.
@@ -40,6 +40,11 @@ class Owners:
     num_own: int  # number of rows of each device
     expected: int  # expected number of places of one owner that a device asks about
     wire_dtype: str | None = None  # as of `Exchange`
+
+    @classmethod
+    def of(cls, exchange: Exchange, expected: int) -> Owners:
+        """Return the owners between which rows travel as in an exchange."""
+        return cls(exchange.axis, exchange.num_own, expected, exchange.wire_dtype)
 
     @property
     def count(self) -> int:
@@ -82,8 +87,6 @@ class Owners:
 
     def fetch(self, places: Array, rows: Sequence[Array]) -> list[Array]:
         """Return the row of each place, zeros for padding, of each array of rows of own nodes."""
-        if not rows:
-            return []
         types = tuple((x.shape[1:], str(x.dtype)) for x in rows)
         return _fetch(places, tuple(rows), owners=self, types=types)
 

@@ -129,8 +129,8 @@ class ShardedSeeds:
             node_ids, rows = x.fetch(owners, places, self.node_ids)
         else:
             leaves, structure = jax.tree.flatten(x)
-            rows = jax.tree.unflatten(structure, owners.fetch(places, leaves))
-            node_ids = owners.fetch(places, [self.node_ids + 1])[0] - 1
+            ids, *rows = owners.fetch(places, [self.node_ids + 1, *leaves])
+            node_ids, rows = ids - 1, jax.tree.unflatten(structure, rows)
         labels = jax.tree.map(lambda rows: take(rows, seeds), y)
         blocks = replace(blocks, node_ids=node_ids)
         return SeedBatch(blocks, cast(Any, seeds), rows, labels), owners, places
@@ -139,11 +139,7 @@ class ShardedSeeds:
         """Return the owners of the sources, blocks whose ``node_ids`` are places, and the seeds."""
         exchange, edges = part.exchange, edges_of(part)
         exchange.check()
-        num_own = edges.num_dst
-        by_layer = [
-            Owners(exchange.axis, num_own, expected, exchange.wire_dtype)
-            for expected in self.expected
-        ]
+        by_layer = [Owners.of(exchange, expected) for expected in self.expected]
         owners = by_layer[-1]
         types = part.edge_types if isinstance(part, RelationalPart) else None
         lists = EdgeLists(edges.indptr, edges.cols, types)
@@ -172,7 +168,7 @@ class ShardedSeeds:
             types = relations[0] if relations else None
             return DrawnLayer(starts, offsets, counts, cols, types, edge_ids)
 
-        seeds = as_nodes(self.seeds, num_own, edges.indptr.dtype)
+        seeds = as_nodes(self.seeds, exchange.num_own, edges.indptr.dtype)
         places = jnp.where(seeds < 0, PADDING, seeds + owners.first_place(seeds.dtype))
         blocks = build_blocks(places, owners.num_places, draw, self.options)
         graphs = tuple(_with_count(graph, edges.num_input_edges) for graph in blocks.graphs)
