@@ -246,7 +246,7 @@ def _graph(edges: Edges) -> Graph:
 
 
 def draw_calls(edges: Edges, seed: int, quick: bool = False) -> list[Call]:
-    """Draw calls of each kind, with random widths, dtypes and options."""
+    """Draw calls of each kind that trees choose for, with random widths, dtypes and options."""
     rng = np.random.default_rng(seed)
     calls = []
     for kind, num_cases in CASES.items():
@@ -276,7 +276,9 @@ def draw_calls(edges: Edges, seed: int, quick: bool = False) -> list[Call]:
             elif kind == "spmm_vjp" or (kind == "spmm" and weighted):
                 options = {"heads": heads, "weighted": True}
             options["epilogue"] = kind == "spmm" and epilogue
-            calls.append(Call(kind, edges, width, dtype, **options))
+            call = Call(kind, edges, width, dtype, **options)
+            if of_attention or segments.tree_of(call.kernel, **call.shape):
+                calls.append(call)
     return calls
 
 

@@ -1282,7 +1282,8 @@ def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsy
     path, written = tmp_path / "times.json", tmp_path / "trees.json"
     assert benchmark(["measure-schedules", "--subject", "segment", "--out", str(path)]) == 0
     (database,) = schedule_times.read(path)
-    assert (database.subject, len(database.rows)) == ("segment_sum", 66)
+    # Of the calls drawn for 60,000 edges, only those of width 8 are not short rows.
+    assert (database.subject, len(database.rows)) == ("segment_sum", 44)
     assert benchmark(["fit-schedules", str(path), "--out", str(written)]) == 0
     table = path.with_suffix(".md").read_text()
     assert table in capsys.readouterr().out
@@ -1294,7 +1295,7 @@ def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsy
         wrong += (kernel == "step") != (call["rows"] < 500)
     assert wrong <= 3  # thresholds are between graphs, which have 50 rows, 140, and so on
     by_hand = rules.slowdowns(database)[:, -1]
-    assert schedule_trees.is_better(np.zeros(66), by_hand)
+    assert schedule_trees.is_better(np.zeros(44), by_hand)
     assert not schedule_trees.is_better(by_hand, by_hand)
 
 
