@@ -296,6 +296,15 @@ def test_gin_tells_rings_from_trees(rng):
     assert accuracy >= 0.99
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_set2set_of_half_types(dtype, graphs, x):
+    half = flax_layers.Set2Set(WIDTH, num_steps=2, param_dtype=dtype, rngs=nnx.Rngs(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(half))} == {jnp.dtype(dtype)}
+    y, single = half(graphs, x.astype(dtype)), nnx.clone(half)
+    nnx.update(single, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), nnx.state(half)))
+    np.testing.assert_allclose(y, single(graphs, x), rtol=0.1, atol=0.1)
+
+
 def test_jumping_knowledge():
     layers = [np.full((3, 2), value, np.float32) for value in (1, 3, 2)]
     joined = flax_layers.jumping_knowledge(layers)
