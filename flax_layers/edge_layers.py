@@ -610,11 +610,12 @@ def _degree_factors(degree: Array, mean: float, mean_log: float) -> dict[str, Ar
 def _pna_reduced(g: Any, m: Array, reduce: str) -> Any:
     if reduce not in ("var", "std"):
         return reduced(g, m, reduce)
-    variance = g.mean(m * m) - g.mean(m) ** 2
+    wide = m.astype(accumulator_dtype(m.dtype))  # half types may not hold squares
+    variance = g.mean(wide * wide) - g.mean(wide) ** 2
     # Below the least variance the deviation is 0, and so is its gradient, as in PyG.
     is_least = variance <= 1e-5
     root = jnp.sqrt(jnp.where(is_least, 1, variance))
-    return variance if reduce == "var" else jnp.where(is_least, 0, root)
+    return (variance if reduce == "var" else jnp.where(is_least, 0, root)).astype(m.dtype)
 
 
 class PNAConv(PNAOptions, ProgramLayer):
@@ -728,8 +729,9 @@ def _gen(
     else:
         y = reduced(g, m, reduce)
     if msg_norm:
-        square = jnp.sum(x_dst * x_dst, -1, keepdims=True)
-        y = unit_rows(y) * (square * inverse_root(square))
+        wide = x_dst.astype(accumulator_dtype(x_dst.dtype))
+        square = jnp.sum(wide * wide, -1, keepdims=True)
+        y = unit_rows(y) * (square * inverse_root(square)).astype(y.dtype)
         y = y if learned_scale is None else y * learned_scale
     return y + (x_dst if root is None else root(x_dst))
 

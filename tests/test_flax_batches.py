@@ -296,6 +296,19 @@ def test_gin_tells_rings_from_trees(rng):
     assert accuracy >= 0.99
 
 
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+@pytest.mark.parametrize("name", ["GraphLayerNorm", "GraphNorm", "PairNorm", "PairNorm-SI"])
+def test_norms_of_rows_whose_squares_float16_does_not_hold(graphs, x, name, factor):
+    half = jnp.asarray(factor * x, jnp.float16)
+    norm = LAYERS[name]()
+    if name.startswith("Graph"):
+        norm.dtype = jnp.float16
+    y = norm(graphs, half)
+    assert y.dtype == jnp.float16
+    expected = LAYERS[name]()(graphs, half.astype(jnp.float32))
+    np.testing.assert_allclose(y, expected, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_set2set_of_half_types(dtype, graphs, x):
     half = flax_layers.Set2Set(WIDTH, num_steps=2, param_dtype=dtype, rngs=nnx.Rngs(0))

@@ -207,6 +207,23 @@ def test_attention_loss_of_more_edges_than_float16_holds():
     np.testing.assert_allclose(half, single, rtol=0.01)
 
 
+@pytest.mark.parametrize("factor", [1e-4, 1e3])
+@pytest.mark.parametrize("name", ["SAGE", "AGNNConv", "PNA", "GENConv"])
+def test_rows_whose_squares_float16_does_not_hold(name, factor):
+    case = CASES[name]
+    options = {"PNA": {"num_layers": 1}, "GENConv": {"msg_norm": True, "mlp_norm": None}}
+    x, named = as_dtype((factor * np.asarray(case.operands[0]), case.named), jnp.float16)
+
+    def result(dtype) -> jax.Array:
+        layer = make(case, **options.get(name, {}), dtype=dtype)
+        layer.eval()
+        return call(case, layer, x, named).astype(jnp.float32)
+
+    y, expected = result(jnp.float16), result(jnp.float32)
+    scale = jnp.abs(expected).max()
+    np.testing.assert_allclose(y / scale, expected / scale, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_infinite_messages_are_no_missing_ones(reduce):
     def extremum(g: Any, x_src: Node) -> Any:
