@@ -104,6 +104,13 @@ def test_padding_changes_nothing(rng, graphs, x, name):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_batches_of_the_host(graphs, name, x):
+    layer = LAYERS[name]()
+    y, expected = (layer(structure, x) for structure in (jax.tree.map(np.asarray, graphs), graphs))
+    np.testing.assert_array_equal(y, expected)
+
+
 @pytest.mark.parametrize("name", ["readout", "mean", "max"])
 def test_readout_of_graphs_without_nodes(graphs, name, x):
     y = LAYERS[name]()(graphs, x)
