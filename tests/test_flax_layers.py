@@ -98,6 +98,12 @@ def test_batch_axes_and_vmap_equal_separate_calls(name):
 
 
 @every_class
+def test_definitions_are_static_arguments(kind):
+    definition, _ = nnx.split(make(CLASSES[kind]))
+    assert hash(definition) == hash(nnx.split(make(CLASSES[kind]))[0])
+
+
+@every_class
 def test_gradients_reach_all_parameters(kind):
     case = CLASSES[kind]
     layer = make(case)
