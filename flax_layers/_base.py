@@ -22,6 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 from flax_layers._declaration import LinearOptions, ParameterFactory, option_names, option_values
 from jax_gnn import Graph, Hypergraph, RelationalGraph, hypergraph_aggregate, segment_matmul, spmm
 from jax_gnn.extend import (
+    accumulator_dtype,
     as_array,
     check_callable,
     check_choice,
@@ -541,8 +542,9 @@ def inverse_root(x: Array) -> Array:
 
 
 def unit_rows(y: Array) -> Array:
-    """Divide each row by its Euclidean norm; zeros stay."""
-    return y * inverse_root(jnp.sum(y * y, axis=-1, keepdims=True))
+    """Divide each row by its Euclidean norm, whose square half types may not hold; zeros stay."""
+    wide = y.astype(accumulator_dtype(y.dtype))
+    return (wide * inverse_root(jnp.sum(wide * wide, axis=-1, keepdims=True))).astype(y.dtype)
 
 
 class Named(nnx.Dict[Any]):

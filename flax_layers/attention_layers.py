@@ -26,7 +26,7 @@ from flax_layers.edge_layers import check_one_width, check_same_width, reduced, 
 from flax_layers.graph import GCNNormalization, gcn_norm
 from flax_layers.program_conv import ProgramLayer, Reduction, axes, dense
 from jax_gnn import Edge, Graph, Node, program
-from jax_gnn.extend import as_array, check_choice, check_instance
+from jax_gnn.extend import accumulator_dtype, as_array, check_choice, check_instance
 
 SuperGATScores = Literal["MX", "SD"]
 
@@ -41,12 +41,16 @@ def softmax_with_self(
 ) -> Array:
     """Weigh values of edges, and one of the node itself, by the softmax of their scores.
 
-    A dropout drops weights of edges, and not the node's own.
+    A dropout drops weights of edges, and not the node's own. Half types add up in float32: a sum of
+    many exponentials exceeds float16.
     """
+    wide = accumulator_dtype(scores.dtype)
+    scores, self_scores = scores.astype(wide), self_scores.astype(wide)
     top = jax.lax.stop_gradient(jnp.maximum(g.max(scores), self_scores))
     power, own = jnp.exp(scores - g.dst(top)), jnp.exp(self_scores - top)
     kept = power if dropout is None else dropout(g, power)
-    y: Array = (g.sum(kept * values) + own * self_values) / (g.sum(power) + own)
+    sums = g.sum(kept * values.astype(wide)) + own * self_values.astype(wide)
+    y: Array = (sums / (g.sum(power) + own)).astype(values.dtype)
     return y
 
 
@@ -197,13 +201,14 @@ class SuperGATConv(AttentionOptions, MultiHead, ProgramLayer):
             len(features), self.heads, -1
         )
         scale = 1 if self.is_mixed else z.shape[-1] ** -0.5
-        loss, count = jnp.zeros((), z.dtype), jnp.zeros((), int)
+        wide = accumulator_dtype(z.dtype)
+        loss, count = jnp.zeros((), wide), jnp.zeros((), int)
         for edges, sign in ((graph, -1), (negative_graph, 1)):
-            logits = scale * _edge_dots(edges, z).mean(-1)
+            logits = (scale * _edge_dots(edges, z).mean(-1)).astype(wide)
             is_edge = (edges.rows >= 0) & (edges.rows < edges.num_dst)
             loss += jnp.sum(jnp.where(is_edge, jax.nn.softplus(sign * logits), 0))
             count += is_edge.sum()
-        return loss / jnp.maximum(count, 1).astype(loss.dtype)
+        return (loss / jnp.maximum(count, 1).astype(wide)).astype(z.dtype)
 
 
 def _fa(
@@ -222,7 +227,10 @@ def _fa(
 ) -> Any:
     left, right = (x_src @ src_attention)[0], (x_dst @ dst_attention)[0]
     share = dropout(g, jnp.tanh(g.src(left) + g.dst(right)))
-    y = g.sum(share * g.src(scale_src * x_src)) * scale_dst
+    # A sum exceeds float16 before it is scaled.
+    wide = accumulator_dtype(x_dst.dtype)
+    m = (share * g.src(scale_src * x_src)).astype(wide)
+    y = (g.sum(m) * scale_dst.astype(wide)).astype(x_dst.dtype)
     if add_self_loops:
         y = y + jnp.tanh((x_dst @ src_attention)[0] + right) * scale_dst**2 * x_dst
     return y + eps * x0_dst
@@ -367,8 +375,12 @@ def _pdn(
     z, t = x_src @ kernel, x_dst @ kernel
     if normalization is None:
         return summed(g.sum(weight * g.src(z)), bias)
-    scale = inverse_root(g.sum(weight) + int(add_self_loops))
-    y = g.sum(weight * g.src(scale * z)) * scale
+    # Sums exceed float16 before they are scaled.
+    wide = accumulator_dtype(z.dtype)
+    weight = weight.astype(wide)
+    wide_scale = inverse_root(g.sum(weight) + int(add_self_loops))
+    scale = wide_scale.astype(z.dtype)
+    y = (g.sum(weight * g.src(scale * z).astype(wide)) * wide_scale).astype(z.dtype)
     return summed(y + scale**2 * t if add_self_loops else y, bias)
 
 

@@ -203,6 +203,8 @@ class CompGCNConv(CompGCNOptions):
 
     def _check_graph(self, graph: RelationalGraph) -> None:
         check_relations(graph, self.num_relations)
+        if graph.num_src != graph.num_dst:
+            raise ValueError(f"graph must not be bipartite, got {graph}")
         if graph.self_relation:
             raise ValueError(f"graph must have no self_relation, got {graph}")
         if graph.pair_src is None:

@@ -38,6 +38,7 @@ from flax_layers.norms import check_mask
 from flax_layers.program_conv import ProgramLayer, Reduction, axes, dense
 from jax_gnn import Edge, Graph, Node
 from jax_gnn.extend import (
+    accumulator_dtype,
     check_choice,
     check_flag,
     check_instance,
@@ -55,7 +56,7 @@ def joined(*rows: Array | None) -> Array:
 def reduced(g: Any, row: Array, reduce: str) -> Array:
     """Reduce a row of edges; 0 without edges."""
     y: Array = getattr(g, reduce)(row)
-    return jnp.where(jnp.isinf(y), 0, y) if reduce in ("max", "min") else y
+    return jnp.where(g.degree() > 0, y, 0) if reduce in ("max", "min") else y
 
 
 def summed(*rows: Array | None) -> Array:
@@ -291,8 +292,11 @@ def _gated_gcn(
     e: Any = dense("src", "out"),
 ) -> Any:
     score = g.dst(d(x_dst)) + g.src(e(x_src)) + c(edge_features)
-    gate = jax.nn.sigmoid(score)
-    return a(x_dst) + g.sum(gate * g.src(b(x_src))) / (g.sum(gate) + 1e-6), score
+    # Sums of half types exceed float16 before the division.
+    wide = accumulator_dtype(score.dtype)
+    gate = jax.nn.sigmoid(score.astype(wide))
+    sums = g.sum(gate * g.src(b(x_src)).astype(wide))
+    return a(x_dst) + (sums / (g.sum(gate) + 1e-6)).astype(score.dtype), score
 
 
 class GatedGCNConv(GatedGCNOptions, ProgramLayer):
@@ -578,8 +582,10 @@ def _pna(
     mean_degree: float,
     mean_log_degree: float,
 ) -> Any:
-    degree = g.sum(jnp.ones((1,), x_dst.dtype))
+    dtype = x_dst.dtype
+    degree = g.sum(jnp.ones((1,), accumulator_dtype(dtype)))  # may exceed float16
     factors = _degree_factors(degree, mean_degree, mean_log_degree)
+    factors = {name: factor.astype(dtype) for name, factor in factors.items()}
     e, results = None if edge is None else edge(edge_features), []
     for tower, (message, update) in enumerate(zip(pre, post, strict=True)):
         own, other = (jnp.split(x, len(pre))[tower] if divide_input else x for x in (x_dst, x_src))
@@ -604,11 +610,12 @@ def _degree_factors(degree: Array, mean: float, mean_log: float) -> dict[str, Ar
 def _pna_reduced(g: Any, m: Array, reduce: str) -> Any:
     if reduce not in ("var", "std"):
         return reduced(g, m, reduce)
-    variance = g.mean(m * m) - g.mean(m) ** 2
+    wide = m.astype(accumulator_dtype(m.dtype))  # half types may not hold squares
+    variance = g.mean(wide * wide) - g.mean(wide) ** 2
     # Below the least variance the deviation is 0, and so is its gradient, as in PyG.
     is_least = variance <= 1e-5
     root = jnp.sqrt(jnp.where(is_least, 1, variance))
-    return variance if reduce == "var" else jnp.where(is_least, 0, root)
+    return (variance if reduce == "var" else jnp.where(is_least, 0, root)).astype(m.dtype)
 
 
 class PNAConv(PNAOptions, ProgramLayer):
@@ -722,8 +729,9 @@ def _gen(
     else:
         y = reduced(g, m, reduce)
     if msg_norm:
-        square = jnp.sum(x_dst * x_dst, -1, keepdims=True)
-        y = unit_rows(y) * (square * inverse_root(square))
+        wide = x_dst.astype(accumulator_dtype(x_dst.dtype))
+        square = jnp.sum(wide * wide, -1, keepdims=True)
+        y = unit_rows(y) * (square * inverse_root(square)).astype(y.dtype)
         y = y if learned_scale is None else y * learned_scale
     return y + (x_dst if root is None else root(x_dst))
 

@@ -258,10 +258,11 @@ class GPSConv(LinearOptions):
     def _attention(self, batch: Batch[Graph], x: Array, max_nodes: int | None) -> Array:
         """Return multi-head attention of each node to the nodes of its graph."""
         parts = jnp.split(linear(self.attention_in, x), 3, axis=-1)
-        query, key, value = (part.reshape(len(x), self.heads, -1) for part in parts)
+        shape = len(x), self.heads, self.in_features // self.heads
+        query, key, value = (part.reshape(shape) for part in parts)
         with matmul_precision(self.precision):
             y = attention_within_graphs(batch, query, key, value, max_nodes)
-        return linear(self.attention_out, y.reshape(len(x), -1))
+        return linear(self.attention_out, y.reshape(x.shape))
 
     def _normalized(
         self, number: int, batch: Batch[Graph], x: Array, deterministic: bool | None

@@ -140,8 +140,10 @@ class HANConv(HANOptions):
         z, streams = graph.check_features(self.input(x_dict)), dropout_arguments(rngs=rngs)["rngs"]
         results: dict[str, list[Array]] = {name: [] for name in self.in_features}
         for key in self.edge_types:
-            src, dst = (z[name].reshape(len(z[name]), self.heads, -1) for name in (key[0], key[2]))
             vectors = self.src_attention[key][...], self.dst_attention[key][...]
+            src, dst = (
+                z[name].reshape(len(z[name]), *vectors[0].shape) for name in (key[0], key[2])
+            )
             src, dst, *vectors = promote((src, dst, *vectors), self.dtype)
             dropout = EdgeDropout(
                 dropout_key(self.dropout, deterministic, streams), self.attention_dropout_rate
@@ -159,7 +161,8 @@ class HANConv(HANOptions):
     def _combined(self, rows: list[Array]) -> tuple[Array, Array]:
         """Return the sum of results by their shares, and these."""
         y, query = promote((jnp.stack(rows), self.query[...]), self.dtype)
-        keys = jnp.tanh(linear(self.semantic, y)).mean(1)
+        keys = jnp.tanh(linear(self.semantic, y))
+        keys = keys.mean(1) if y.shape[1] else keys.sum(1)  # a type without nodes has no mean
         share = jax.nn.softmax(keys @ query[0])
         return jnp.tensordot(share, y, 1), share
 

@@ -16,8 +16,8 @@ from flax_layers._declaration import ParameterFactory
 from flax_layers.hypergraph import check_hyperedge_weight
 from jax_gnn import (
     Hypergraph,
-    hyperedge_to_node,
     hypergraph_aggregate,
+    hypergraph_norm,
     incidence_softmax,
     node_to_hyperedge,
     sddmm,
@@ -126,8 +126,8 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         # Row normalization sums attention weights; with "ones" the degrees do not depend on them.
         scaling: dict[str, Any] = {"normalization": "row"}
         if self.degrees == "ones":
-            node_scale = _inverse_degrees(plain, weight)
-            scaling = {"hyperedge_reduce": "mean", "node_scale_out": node_scale}
+            norm = hypergraph_norm(plain, weight, normalization="row")
+            scaling = {"hyperedge_reduce": "mean", "node_scale_out": norm.node_out}
         sums = hypergraph_aggregate(
             hypergraph,
             y.reshape(hypergraph.num_nodes, heads, y.shape[-1]),
@@ -152,16 +152,6 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
                 f"{attr.shape} and {x.shape}"
             )
         return attr.astype(x.dtype)
-
-
-def _inverse_degrees(hypergraph: Hypergraph, weight: Array | None) -> Array:
-    """Return the inverse of the weighted degree of each node, 0 where that is not positive."""
-    if weight is None:
-        degree = hypergraph.node_degrees().astype(float)
-    else:
-        degree = hyperedge_to_node(hypergraph, weight.astype(float))
-    positive = degree > 0
-    return jnp.where(positive, 1 / jnp.where(positive, degree, 1), 0)
 
 
 class HypergraphAttention(HypergraphAttentionOptions, AttentionStack):

@@ -257,7 +257,9 @@ class _GraphNorm(_Norm):
             An array of the shape of x; the biases for padding.
         """
         x, scale, bias = self._operands(batch, x)
-        return finished(feature_wise(scale, x) * self._normalized(batch, x), bias)
+        # Half types may not hold squares.
+        y = self._normalized(batch, x.astype(accumulator_dtype(x.dtype))).astype(x.dtype)
+        return finished(feature_wise(scale, x) * y, bias)
 
     def _normalized(self, batch: GraphBatch, x: Array) -> Array:
         """Return rows of mean 0 and variance 1."""
@@ -352,11 +354,14 @@ class PairNorm(Layer):
             An array of the shape of x; zeros for padding.
         """
         x = check_nodes(batch, x, self.num_features)
+        dtype = dtypes.canonicalize_dtype(x)
+        x = x.astype(accumulator_dtype(dtype))  # half types may not hold squares
         x = x - graph_means(batch, x)
         squares = jnp.sum(x * x, -1, keepdims=True)
         if not self.individually:
-            return self.scale * x * jax.lax.rsqrt(graph_means(batch, squares) + self.epsilon)
+            y = self.scale * x * jax.lax.rsqrt(graph_means(batch, squares) + self.epsilon)
+            return y.astype(dtype)
         # Roots of 0 have no gradient, so that their argument is replaced.
         is_positive = squares > 0
         lengths = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, squares, 1)), 0)
-        return self.scale * x / (lengths + self.epsilon)
+        return (self.scale * x / (lengths + self.epsilon)).astype(dtype)

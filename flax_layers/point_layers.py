@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from flax_layers._base import NodeFeatures, endpoint_sizes, inverse_root
 from flax_layers._declaration import ParameterFactory
 from flax_layers.attention_layers import softmax_with_self
-from flax_layers.edge_layers import check_same_width, joined
+from flax_layers.edge_layers import check_same_width, joined, reduced
 from flax_layers.program_conv import ProgramLayer, axes, dense
 from jax_gnn import Edge, Graph, Node
 
@@ -298,11 +298,11 @@ def _point_net(
     add_self_loops: bool,
 ) -> Any:
     offset = (g.src(pos_src) - g.dst(pos_dst)).astype(x_src.dtype)
-    y = g.max(local(joined(g.src(x_src), offset)))
+    m = local(joined(g.src(x_src), offset))
     if add_self_loops:
         origin = jnp.zeros_like(pos_dst).astype(x_dst.dtype)
-        return output(jnp.maximum(y, local(joined(x_dst, origin))))
-    return output(jnp.where(jnp.isneginf(y), 0, y))
+        return output(jnp.maximum(g.max(m), local(joined(x_dst, origin))))
+    return output(reduced(g, m, "max"))
 
 
 class PointNetConv(_PointLayer):

@@ -683,3 +683,7 @@ class ProgramModel(ProgramOptions, Stack):
 
     convolution = ProgramConv
     dropout_in_convolutions = True
+
+    def _make_layers(self, factory: ParameterFactory) -> None:
+        super()._make_layers(factory)
+        self.widths = self.convolutions[0].widths  # hashable, as static attributes must be

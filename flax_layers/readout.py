@@ -32,7 +32,15 @@ from flax_layers.graph import GCN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
 from flax_layers.norms import GraphBatch, check_nodes
 from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum
-from jax_gnn.extend import as_array, check_choice, check_instance, described, row_wise, take
+from jax_gnn.extend import (
+    accumulator_dtype,
+    as_array,
+    check_choice,
+    check_instance,
+    described,
+    row_wise,
+    take,
+)
 
 Readout = Literal["sum", "mean", "max"]
 Layers = Literal["GCN", "SAGE", "GIN", "GAT", "GATv2", "GINE", "GatedGCN", "PNA"]
@@ -162,8 +170,11 @@ class Set2Set(_Readout):
         check_positive(in_features=self.in_features, num_steps=self.num_steps)
         n, dtype = self.in_features, self.param_dtype
         self.kernel = nnx.Param(default_kernel_init(rngs.params(), (2 * n, 4 * n), dtype))
-        orthogonal = nnx.initializers.orthogonal()
-        self.recurrent_kernel = nnx.Param(orthogonal(rngs.params(), (n, 4 * n), dtype))
+        # JAX decomposes no half types.
+        orthogonal = nnx.initializers.orthogonal()(
+            rngs.params(), (n, 4 * n), accumulator_dtype(dtype)
+        )
+        self.recurrent_kernel = nnx.Param(orthogonal.astype(dtype))
         self.bias = nnx.Param(jnp.zeros(4 * n, dtype))
 
     def _read(self, batch: GraphBatch, x: Array) -> Array:

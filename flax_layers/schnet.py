@@ -24,8 +24,9 @@ MAX_ATOMIC_NUMBER = 99
 
 @program
 def edge_lengths(g: Any, pos: Node) -> Any:
-    """Return the distance between the ends of each edge."""
-    return jnp.sqrt(jnp.sum((g.src(pos) - g.dst(pos)) ** 2))
+    """Return the distance between the ends of each edge; at equal positions, the gradient is 0."""
+    square = jnp.sum((g.src(pos) - g.dst(pos)) ** 2)
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
 
 
 class SchNet(_Classifier):

@@ -104,6 +104,13 @@ def test_padding_changes_nothing(rng, graphs, x, name):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_batches_of_the_host(graphs, name, x):
+    layer = LAYERS[name]()
+    y, expected = (layer(structure, x) for structure in (jax.tree.map(np.asarray, graphs), graphs))
+    np.testing.assert_array_equal(y, expected)
+
+
 @pytest.mark.parametrize("name", ["readout", "mean", "max"])
 def test_readout_of_graphs_without_nodes(graphs, name, x):
     y = LAYERS[name]()(graphs, x)
@@ -294,6 +301,28 @@ def test_gin_tells_rings_from_trees(rng):
         if accuracy == 1:
             break
     assert accuracy >= 0.99
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+@pytest.mark.parametrize("name", ["GraphLayerNorm", "GraphNorm", "PairNorm", "PairNorm-SI"])
+def test_norms_of_rows_whose_squares_float16_does_not_hold(graphs, x, name, factor):
+    half = jnp.asarray(factor * x, jnp.float16)
+    norm = LAYERS[name]()
+    if name.startswith("Graph"):
+        norm.dtype = jnp.float16
+    y = norm(graphs, half)
+    assert y.dtype == jnp.float16
+    expected = LAYERS[name]()(graphs, half.astype(jnp.float32))
+    np.testing.assert_allclose(y, expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_set2set_of_half_types(dtype, graphs, x):
+    half = flax_layers.Set2Set(WIDTH, num_steps=2, param_dtype=dtype, rngs=nnx.Rngs(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(half))} == {jnp.dtype(dtype)}
+    y, single = half(graphs, x.astype(dtype)), nnx.clone(half)
+    nnx.update(single, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), nnx.state(half)))
+    np.testing.assert_allclose(y, single(graphs, x), rtol=0.1, atol=0.1)
 
 
 def test_jumping_knowledge():

@@ -154,6 +154,9 @@ def test_bad_calls(triples):
         conv(one_way, x, z)
     with pytest.raises(ValueError, match="graph lacks the part 'from_pairs'"):
         conv(graph_of(triples, parts=("to_pairs",)), x, z)
+    ends = RelationalGraph.from_triples([4], [0], [1], num_src=5, num_dst=3, num_relations=6)
+    with pytest.raises(ValueError, match="graph must not be bipartite"):
+        conv.factors(ends)
     graph = graph_of(triples)
     with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph"):
         conv(graph.nodes, x, z)

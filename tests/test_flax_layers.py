@@ -10,10 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import LAYERS, LayerCase
+from layer_cases import ATTR, GRAPH, LAYERS, LayerCase, layer_case
+from op_suite import IMPLEMENTATIONS
 
 import flax_layers as layers
+import jax_gnn
 from flax_layers import RGAT
+from flax_layers.edge_layers import reduced
+from jax_gnn import Graph, Node
 
 CASES = {name: case for name, case in LAYERS.items() if case.kind is not None}
 # The first case of each class.
@@ -94,6 +98,12 @@ def test_batch_axes_and_vmap_equal_separate_calls(name):
 
 
 @every_class
+def test_definitions_are_static_arguments(kind):
+    definition, _ = nnx.split(make(CLASSES[kind]))
+    assert hash(definition) == hash(nnx.split(make(CLASSES[kind]))[0])
+
+
+@every_class
 def test_gradients_reach_all_parameters(kind):
     case = CLASSES[kind]
     layer = make(case)
@@ -154,3 +164,78 @@ def test_layers_without_biases_have_all_other_parameters(kind):
     )
     assert paths < with_bias or kind in (layers.AGNNConv, layers.FAConv)  # which have no biases
     assert all("bias" in str(path) for path in with_bias - paths)
+
+
+def reductions(g: Any, x_src: Node, x_dst: Node, *, w: Any = layers.axes("src", "out")) -> Any:
+    """Program of reductions that stay small, however many edges there are."""
+    m = jnp.tanh(g.src(x_src @ w) + g.dst(x_dst @ w))
+    return g.mean(m) + g.logsumexp(m)
+
+
+OF_MANY = {name: CASES[name] for name in ("AGNNConv", "FAConv", "GatedGCN", "PDNConv", "PNA")}
+OF_MANY |= {name: CASES[name] for name in ("PointTransformerConv", "SuperGATConv-MX")}
+OF_MANY["EdgeConv"] = layer_case(layers.EdgeConv, GRAPH, options={"reduce": "mean"})
+OF_MANY["ProgramConv"] = layer_case(layers.ProgramConv, GRAPH, options={"function": reductions})
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", OF_MANY)
+def test_sums_over_more_edges_than_float16_holds(name, implementation):
+    case, count = OF_MANY[name], 140_000
+    ids = np.arange(count)
+    graph = Graph.from_edges(ids % GRAPH.num_nodes, 0 * ids, num_nodes=GRAPH.num_nodes)
+    named = {
+        key: np.resize(rows, (count, *rows.shape[1:])) if len(rows) == len(ATTR) else rows
+        for key, rows in case.named.items()
+    }
+    x, named = as_dtype((case.operands[0], named), jnp.float32)
+
+    def result(dtype) -> Any:
+        layer = make(case, dtype=dtype)
+        layer.eval()
+        return jax.tree.leaves(layer(graph, x, **named))[0].astype(jnp.float32)
+
+    with jax_gnn.implementation(implementation):
+        y, expected = result(jnp.float16), result(jnp.float32)
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, rtol=0.03, atol=0.03)
+
+
+def test_attention_loss_of_more_edges_than_float16_holds():
+    ids = np.arange(140_000) % 6
+    graph = Graph.from_edges(ids, ids[::-1], num_nodes=6)
+    x = jnp.ones((6, 4))
+    half, single = (
+        layers.SuperGATConv(4, 8, dtype=dtype, rngs=nnx.Rngs(0)).attention_loss(graph, graph, x)
+        for dtype in (jnp.float16, jnp.float32)
+    )
+    assert half.dtype == jnp.float16
+    np.testing.assert_allclose(half, single, rtol=0.01)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e3])
+@pytest.mark.parametrize("name", ["SAGE", "AGNNConv", "PNA", "GENConv"])
+def test_rows_whose_squares_float16_does_not_hold(name, factor):
+    case = CASES[name]
+    options = {"PNA": {"num_layers": 1}, "GENConv": {"msg_norm": True, "mlp_norm": None}}
+    x, named = as_dtype((factor * np.asarray(case.operands[0]), case.named), jnp.float16)
+
+    def result(dtype) -> jax.Array:
+        layer = make(case, **options.get(name, {}), dtype=dtype)
+        layer.eval()
+        return call(case, layer, x, named).astype(jnp.float32)
+
+    y, expected = result(jnp.float16), result(jnp.float32)
+    scale = jnp.abs(expected).max()
+    np.testing.assert_allclose(y / scale, expected / scale, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_infinite_messages_are_no_missing_ones(reduce):
+    def extremum(g: Any, x_src: Node) -> Any:
+        return reduced(g, g.src(x_src), reduce)
+
+    conv = layers.ProgramConv(1, 1, function=extremum, rngs=nnx.Rngs(0))
+    x = jnp.array([[jnp.inf], [-jnp.inf], [2.0]])
+    graph = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
+    np.testing.assert_array_equal(conv(graph, x), [[0], [jnp.inf], [-jnp.inf]])

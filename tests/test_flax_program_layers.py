@@ -508,6 +508,23 @@ def test_han_equals_pyg(rng: np.random.Generator) -> None:
         )
 
 
+def test_types_without_nodes():
+    """A type without nodes changes nothing, and has finite gradients."""
+    key, empty = ("a", "to", "b"), ("b", "none", "c")
+    x = {"a": jnp.ones((2, 3)), "b": jnp.ones((2, 4)), "c": jnp.ones((0, 5))}
+    conv = layers.HANConv(
+        {"a": 3, "b": 4, "c": 5}, 8, edge_types=[key, empty], heads=2, rngs=nnx.Rngs(0)
+    )
+    edges = {key: ([0, 1], [1, 1]), empty: ([], [])}
+    graph = HeteroGraph.from_edges(edges, {"a": 2, "b": 2, "c": 0}).with_graphs()
+    gradients = nnx.grad(lambda conv: sum(jnp.sum(y) for y in conv(graph, x).values()))(conv)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    assert conv(graph, x)["c"].shape == (0, 8)
+    attention = layers.GPSConv(4, heads=2, rngs=nnx.Rngs(0))
+    none = Batch.from_edges([[[], []]], [0])
+    assert attention(none, jnp.ones((0, 4))).shape == (0, 4)
+
+
 def test_weights_of_messages(rng):
     """A message of weight 2 is that of two edges."""
     (src, dst), weight = rng.integers(9, size=(2, 20)), rng.integers(1, 4, 20)

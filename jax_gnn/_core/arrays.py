@@ -37,7 +37,7 @@ def take(x: Array, ids: Array | None, is_in_range: bool = False) -> Array:
     if jax.export.is_symbolic_dim(x.shape[0]):  # the size may be 0
         x = jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
     # jnp.take would wrap -1 around.
-    ids, x = replicate(clip_ids(ids, x.shape[0])), replicate(x, 1)
+    ids, x = replicate(clip_ids(ids, x.shape[0])), replicate(jnp.asarray(x), 1)
     mesh, x_mesh = jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.mesh
     if mesh.manual_axes and not x_mesh.empty and x_mesh != mesh:
         x = jnp.copy(x)  # from outside of jax.shard_map: JAX cannot index it with ids from inside

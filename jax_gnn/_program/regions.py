@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import FLOATS
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region.cuda import flops_of_walks
@@ -168,11 +168,10 @@ class EdgeRegion:
                     functions[key] = row.op.function(*operands)
                 values[row] = functions[key][row.op.index]
         results = [values[push.operands[0]] for push in self.pushes]
-        if share is not None:
-            results = [
-                x * share if _is_mean(push) else x
-                for x, push in zip(results, self.pushes, strict=True)
-            ]
+        for i, push in enumerate(self.pushes):
+            if _is_mean(push):  # of half types, sums that are divided may exceed float16
+                x = results[i]
+                results[i] = x.astype(accumulator_dtype(x.dtype)) if share is None else x * share
         return results + [values[row] for row in self.edge_results]
 
     @functools.cached_property
@@ -240,7 +239,8 @@ class EdgeRegion:
         for i, push in enumerate(self.pushes):
             if _is_mean(push) and not self.share_dtype:
                 counts = jnp.maximum(matrices.degrees(results[i].dtype, self.way), 1)
-                results[i] = results[i] / counts.reshape(-1, *[1] * len(push.shape))
+                mean = results[i] / counts.reshape(-1, *[1] * len(push.shape))
+                results[i] = mean.astype(push.dtype)
         return results
 
 

@@ -166,8 +166,11 @@ class _View:
         """Return the logarithm of the sum of exponentials over edges; -inf without edges."""
 
         def reduced(s: Array) -> Array:
-            top, exponentials = self._exponentials(s)
-            return jnp.log(self.sum(exponentials)) + top
+            s = jnp.asarray(s)
+            wide = accumulator_dtype(s.dtype)  # a sum of exponentials may exceed float16
+            top, exponentials = self._exponentials(s.astype(wide))
+            y: Array = jnp.log(self.sum(exponentials)) + top
+            return y if wide == s.dtype else y.astype(s.dtype)
 
         return jax.tree.map(reduced, row)
 
