@@ -796,9 +796,11 @@ class OwnModel(nnx.Module):
         self.first = flax_layers.GATv2Conv(6, 24, heads=2, param_dtype=float, rngs=rngs)
         self.second = flax_layers.SAGEConv(24, 4, param_dtype=float, rngs=rngs)
         self.third = flax_layers.CGConv(4, 4, param_dtype=float, rngs=rngs)
+        self.fourth = flax_layers.FAConv(4, 4, param_dtype=float, rngs=rngs)
 
     def __call__(self, graph: Graph, x):
-        return self.third(graph, self.second(graph, jnp.tanh(self.first(graph, x))))
+        h = self.third(graph, self.second(graph, jnp.tanh(self.first(graph, x))))
+        return self.fourth(graph, h, x0=h)
 
 
 def check_as_on_one_device(

@@ -129,7 +129,7 @@ class Apply:
     varies: tuple[bool, ...] | None = None
 
     def align(self, operands: Sequence[Array]) -> list[Array]:
-        """Cast operands to vary over the same manual mesh axes, but those that the function casts."""
+        """Cast operands to vary over the same mesh axes, but those that the function casts."""
         varies = self.varies or (True,) * len(operands)
         pairs = [*zip(operands, varies, strict=True)]
         aligned = iter(align_varying([x for x, is_varying in pairs if is_varying]))
