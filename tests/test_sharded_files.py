@@ -203,11 +203,14 @@ RELATIONS_OF_3 = RelationalGraph.from_triples([], [], [], 3, 2)
         ),
         ("edge_values must not have 'relation'", {"edge_values": ["relation"]}),
         ("process_index must be below process_count", {"process_index": 2, "process_count": 2}),
+        (r"edges must be a sequence, such as \['a.npy'\], got 'a.npy'", {"edges": "a.npy"}),
+        ("edge_values must be a sequence", {"edge_values": "w"}),
+        ("edges must be .* got one of ndarray", {"edges": np.ones((2, 3), int)}),
     ],
 )
 def test_wrong_chunks_of_edges(message, changes, tmp_path):
     arguments = {"edges": [([0], [1])], "num_nodes": 3, "num_parts": 2} | changes
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         save_edge_parts(tmp_path / "parts", **arguments)
     assert not [*(tmp_path / "parts").glob("*")]
 

@@ -1103,6 +1103,10 @@ def test_errors_of_rows():
     for call in (lambda part, x: part.with_halo(x > 0), lambda part, x: part.aggregate(x > 0)):
         with pytest.raises(TypeError, match="x must be float16, "):
             split.apply(call, rows)
+    for values in (None, ["a", "b", "c"]):
+        with pytest.raises(TypeError, match="values must be an array of numbers"):
+            split.shard(values)
+    np.testing.assert_array_equal(split.apply(lambda part: part.num_dst), [2, 2])
     assert math.isclose(float(split.unshard(rows).sum()), 6)
     model = flax_layers.GCN(2, 4, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):
