@@ -69,24 +69,24 @@ class Owners:
         return jnp.where((places >= 0) & in_range(rows, self.num_own), rows, PADDING)
 
     def swap(self, *arrays: Array) -> list[Array]:
-        """Send each device its slots of arrays, those of numbers of one size in one message."""
-        sent = [narrowed(self.wire_dtype, rows) for rows in arrays]
-        results: dict[int, Array] = {}
-        # Numbers of one size travel as integers without sign.
-        sizes = [x.dtype.itemsize if x.dtype.kind not in "bc" else -i for i, x in enumerate(sent)]
-        for size in dict.fromkeys(sizes):
-            members = [i for i, other in enumerate(sizes) if other == size]
-            rows = [sent[i].reshape(len(sent[i]), prod(sent[i].shape[1:])) for i in members]
-            if len(rows) > 1:
-                rows = [jax.lax.bitcast_convert_type(x, f"uint{8 * size}") for x in rows]
-            stops = np.cumsum([x.shape[1] for x in rows])[:-1].tolist()
-            message = rows[0] if len(rows) == 1 else jnp.concatenate(rows, 1)
-            message = jax.lax.all_to_all(message, self.axis, 0, 0, tiled=True)
-            for i, piece in zip(members, jnp.split(message, stops, 1), strict=True):
-                if len(rows) > 1:
-                    piece = jax.lax.bitcast_convert_type(piece, sent[i].dtype)
+        """Send each device its slots of arrays; numbers of one size share a message, as bits."""
+        results = [narrowed(self.wire_dtype, rows) for rows in arrays]
+        kinds = [
+            x.dtype if x.dtype.kind in "bc" else jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+            for x in results
+        ]
+        for kind in dict.fromkeys(kinds):
+            members = [i for i, other in enumerate(kinds) if other == kind]
+            rows = [
+                results[i].reshape(len(results[i]), prod(results[i].shape[1:])) for i in members
+            ]
+            bits = jnp.concatenate([jax.lax.bitcast_convert_type(x, kind) for x in rows], 1)
+            bits = jax.lax.all_to_all(bits, self.axis, 0, 0, tiled=True)
+            pieces = jnp.split(bits, np.cumsum([x.shape[1] for x in rows])[:-1].tolist(), 1)
+            for i, piece in zip(members, pieces, strict=True):
+                piece = jax.lax.bitcast_convert_type(piece, results[i].dtype)
                 results[i] = piece.reshape(arrays[i].shape).astype(arrays[i].dtype)
-        return [results[i] for i in range(len(arrays))]
+        return results
 
     def ask(self, places: Array, answer: Answer, known: list[Array]) -> list[Array]:
         """Return what the owner of each place answers; ``known`` has the results of other places.
