@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 57_337, "flax_layers": 20_668, "tests": 51_961, "cpp": 25_670}
+MAX_LINES = {"jax_gnn": 57_397, "flax_layers": 20_661, "tests": 51_972, "cpp": 25_664}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

@@ -27,6 +27,7 @@ from jax_gnn.sharding import (
     PartitionCosts,
     ShardedGraph,
     _exchange,
+    _partition,
     _split,
     partition,
     shard_graph,
@@ -141,6 +142,14 @@ def test_parts_keep_neighbours_together(rng):
         parts = partition(graph, 4, method)  # type: ignore[arg-type]
         cut = (parts[src] != parts[dst]).mean()
         assert cut < 0.3 if method == "multilevel" else cut > 0.6
+
+
+def test_warning_where_no_partition_helps(rng, monkeypatch):
+    monkeypatch.setattr(_partition, "FEW_EDGES", 0)
+    graph = Graph.from_edges(*rng.integers(0, 400, (2, 8000)))
+    with pytest.warns(UserWarning, match="no partition of this graph keeps neighbours together"):
+        partition(graph, 4)
+    partition(Graph.from_edges(np.arange(400), np.arange(400)[::-1]), 4)  # warnings are errors
 
 
 def test_parts_of_garbage():
