@@ -19,6 +19,7 @@ from flax_layers._base import (
     inverse_root,
     promote,
     promoted_dtype,
+    source_rows,
     unit_rows,
 )
 from flax_layers._declaration import ParameterFactory
@@ -295,6 +296,7 @@ class FAConv(ProgramLayer):
         parameter = self.src_attention[...]
         dtype = promoted_dtype(as_array("x", x), parameter, dtype=self.dtype)
         src_scale, dst_scale = endpoint_values("node_scale", node_scale, graph)
+        src_scale = source_rows(graph, src_scale)
         scale = (src_scale.astype(dtype), dst_scale.astype(dtype))
         options: Any = {"deterministic": deterministic, "rngs": rngs}
         # Scales of one array stay one input.

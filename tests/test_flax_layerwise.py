@@ -146,6 +146,9 @@ def test_errors_of_parts_in_files(tmp_path, rng):
     relational = flax_layers.RGCN(5, 8, 3, num_relations=1, rngs=nnx.Rngs(0))
     save_parts(tmp_path, make_graph(rng, 23, 91), 2)
     parts, x = PartFiles(tmp_path), np.zeros((23, 5))
+    for number in (-1, len(parts)):
+        with pytest.raises(ValueError, match=f"number must be from 0 and below .*got {number}"):
+            parts.block(number)
     with pytest.raises(TypeError, match="x must be an array of numpy for PartFiles, got None"):
         layerwise_inference(model, parts, None)
     with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph, got"):

@@ -27,6 +27,7 @@ from jax_gnn.sharding import (
     PartitionCosts,
     ShardedGraph,
     _exchange,
+    _partition,
     _split,
     partition,
     shard_graph,
@@ -141,6 +142,14 @@ def test_parts_keep_neighbours_together(rng):
         parts = partition(graph, 4, method)  # type: ignore[arg-type]
         cut = (parts[src] != parts[dst]).mean()
         assert cut < 0.3 if method == "multilevel" else cut > 0.6
+
+
+def test_warning_where_no_partition_helps(rng, monkeypatch):
+    monkeypatch.setattr(_partition, "FEW_EDGES", 0)
+    graph = Graph.from_edges(*rng.integers(0, 400, (2, 8000)))
+    with pytest.warns(UserWarning, match="no partition of this graph keeps neighbours together"):
+        partition(graph, 4)
+    partition(Graph.from_edges(np.arange(400), np.arange(400)[::-1]), 4)  # warnings are errors
 
 
 def test_parts_of_garbage():
@@ -795,9 +804,12 @@ class OwnModel(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.first = flax_layers.GATv2Conv(6, 24, heads=2, param_dtype=float, rngs=rngs)
         self.second = flax_layers.SAGEConv(24, 4, param_dtype=float, rngs=rngs)
+        self.third = flax_layers.CGConv(4, 4, param_dtype=float, rngs=rngs)
+        self.fourth = flax_layers.FAConv(4, 4, param_dtype=float, rngs=rngs)
 
     def __call__(self, graph: Graph, x):
-        return self.second(graph, jnp.tanh(self.first(graph, x)))
+        h = self.third(graph, self.second(graph, jnp.tanh(self.first(graph, x))))
+        return self.fourth(graph, h, x0=h)
 
 
 def check_as_on_one_device(
@@ -1100,6 +1112,10 @@ def test_errors_of_rows():
     for call in (lambda part, x: part.with_halo(x > 0), lambda part, x: part.aggregate(x > 0)):
         with pytest.raises(TypeError, match="x must be float16, "):
             split.apply(call, rows)
+    for values in (None, ["a", "b", "c"]):
+        with pytest.raises(TypeError, match="values must be an array of numbers"):
+            split.shard(values)
+    np.testing.assert_array_equal(split.apply(lambda part: part.num_dst), [2, 2])
     assert math.isclose(float(split.unshard(rows).sum()), 6)
     model = flax_layers.GCN(2, 4, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.ids import is_traced
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.indexing import constant_gather
 from jax_gnn._program.rows import (
@@ -149,9 +150,12 @@ def constant_of(row: Row) -> np.ndarray | None:
         with jax.ensure_compile_time_eval():
             operands = [values[operand] for operand in node.operands]
             if isinstance(node.op, Contract):
-                values[node] = np.asarray(einsum(node, [(jnp.asarray(x), False) for x in operands]))
+                value = einsum(node, [(jnp.asarray(x), False) for x in operands])
             else:
-                values[node] = np.asarray(node.op.function(*operands)[node.op.index])
+                value = node.op.function(*operands)[node.op.index]
+        if is_traced(value):  # in `jax.shard_map` outside of `jax.jit`
+            return None
+        values[node] = np.asarray(value)
     return np.asarray(values[row])
 
 

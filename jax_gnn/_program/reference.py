@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.op import align_varying
 from jax_gnn._core.sharding import is_explicit, replicate
 from jax_gnn._program.matrices import Matrices
 from jax_gnn._program.rows import (
@@ -139,7 +138,7 @@ def evaluate(
 def apply_to_rows(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
     """Apply a function to all rows; returns all of its results."""
     assert isinstance(row.op, Apply)
-    operands = align_varying(operands)  # inside `jax.shard_map`, a count varies as its graph does
+    operands = row.op.align(operands)  # inside `jax.shard_map`, a count varies as its graph does
     if row.is_shared:
         return row.op.function(*operands)
     axes = [None if operand.is_shared else 0 for operand in row.operands]

@@ -157,15 +157,16 @@ class EdgeRegion:
             return values[row] if row in values else input_values[self._operands[row]]
 
         for row in self.members:
-            operands = align_varying([value_of(operand) for operand in row.operands])
+            operands = [value_of(operand) for operand in row.operands]
             if isinstance(row.op, Contract):
+                operands = align_varying(operands)
                 values[row] = einsum(row, [(operand, False) for operand in operands])
             else:
                 assert isinstance(row.op, Apply)
                 # Functions of several results have one row for each result, and are called once.
                 key = row.op.function, row.operands
                 if key not in functions:
-                    functions[key] = row.op.function(*operands)
+                    functions[key] = row.op.function(*row.op.align(operands))
                 values[row] = functions[key][row.op.index]
         results = [values[push.operands[0]] for push in self.pushes]
         for i, push in enumerate(self.pushes):

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region.row_program import abstract_row
 from jax_gnn._program.spaces import READS, Space
 
@@ -115,6 +116,8 @@ class Apply:
         params: Parameters of the JAX primitive.
         read_by: The ways by which edges read the result, if a pass moved it to another space; rows
             that no edge reads do not count then. None if all rows count.
+        varies: For each operand, whether it varies over manual mesh axes where the function's own
+            jaxprs were traced, which cast the other ones; None if the function has no jaxprs.
     """
 
     name: str
@@ -123,6 +126,14 @@ class Apply:
     key: Hashable = None
     params: Any = field(default=None, compare=False)
     read_by: frozenset[str] | None = None
+    varies: tuple[bool, ...] | None = None
+
+    def align(self, operands: Sequence[Array]) -> list[Array]:
+        """Cast operands to vary over the same mesh axes, but those that the function casts."""
+        varies = self.varies or (True,) * len(operands)
+        pairs = [*zip(operands, varies, strict=True)]
+        aligned = iter(align_varying([x for x, is_varying in pairs if is_varying]))
+        return [next(aligned) if is_varying else x for x, is_varying in pairs]
 
 
 Operation = Input | Constant | Index | Pull | Push | Softmax | Contract | Apply

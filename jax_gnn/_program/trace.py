@@ -24,6 +24,7 @@ from jax.interpreters import ad, batching
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ids import is_traced
+from jax_gnn._core.op import varying_axes
 from jax_gnn._ops.edge_region.region import is_constant
 from jax_gnn._program.rows import (
     MAX_CONSTANT,
@@ -669,9 +670,12 @@ class _Walk:
         function, key = function_of(eqn, jaxpr)
         name = _name(eqn)
         avals: list[Any] = [var.aval for var in eqn.outvars]
+        varies = None
+        if any(inner_jaxprs(eqn.params.values())):
+            varies = tuple(bool(varying_axes(var.aval)) for var in eqn.invars)
         rows = [
             Row(
-                Apply(name, function, i, key, eqn.params),
+                Apply(name, function, i, key, eqn.params, varies=varies),
                 tuple(operands),
                 space,
                 tuple(aval.shape),

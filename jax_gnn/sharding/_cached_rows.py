@@ -114,11 +114,11 @@ def choose_places(
         # Each owner names its best rows for each device, which takes the best of all owners'.
         best, rows = jax.lax.top_k(chances.T, size)
         places = rows.astype(dtype) + owners.first_place(dtype)
-        best, places = owners.swap(best).ravel(), owners.swap(places).ravel()
+        best, places = (rows.ravel() for rows in owners.swap(best, places))
         chosen, slots = jax.lax.top_k(best, num_rows)
         last = np.iinfo(dtype).max
         places = jnp.sort(jnp.where(chosen > 0, places[slots], last))
-        others = owners.swap(chances.sum(0)).at[slots // size].add(-chosen)
+        others = owners.swap(chances.sum(0))[0].at[slots // size].add(-chosen)
         return places, others.max()
 
     places, others = sharded.apply(choose, seed_rates)

@@ -131,6 +131,9 @@ def save_edge_parts(
             )
         if isinstance(method, str):
             arguments.check_choice("method", method, ("contiguous", "hash"))
+        for name, values in (("edges", edges), ("edge_values", edge_values)):
+            if isinstance(values, str | os.PathLike):
+                raise TypeError(f"{name} must be a sequence, such as [{values!r}], got {values!r}")
         if RELATION in edge_values:
             raise ValueError(f"edge_values must not have {RELATION!r}, which a schema implies")
         template = _parse_schema(schema, num_nodes)
@@ -224,6 +227,11 @@ def _chunks(
                 )
             yield _parse_chunk(*source[:2], dict(*source[2:]), expected, num_nodes)
             continue
+        if not isinstance(source, str | os.PathLike):
+            raise TypeError(
+                "edges must be a sequence of tuples (src, dst) and paths of files, got one of "
+                f"{type(source).__name__}"
+            )
         arrays = _read_npy if Path(source).suffix == ".npy" else _read_parquet
         with errors_in(Path(source)):
             for src, dst, values in arrays(Path(source), [*expected]):

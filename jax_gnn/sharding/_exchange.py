@@ -8,7 +8,7 @@ the sender as on the receiver.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -135,7 +135,7 @@ class Exchange:
     num_own: int = field(metadata=STATIC)  # number of local rows
     # Whether copy engines of GPUs send the rows (see `COPY_ENGINES`).
     by_copies: bool = field(default=False, metadata=STATIC)
-    # Dtype in which rows of features travel (see `send_in`); None for their own.
+    # Dtype in which rows of features travel (see `narrowed`); None for their own.
     wire_dtype: str | None = field(default=None, metadata=STATIC)
 
     def __call__(self, x: Array, sent: Array | None = None) -> tuple[Array, Array]:
@@ -197,7 +197,8 @@ class Exchange:
         return jnp.concatenate(arrived)
 
     def _run(self, step: Round, rows: Array, reverse: bool = False) -> Array:
-        return send_in(self.wire_dtype, rows, lambda rows: step.run(rows, self.axis, reverse))
+        sent = narrowed(self.wire_dtype, rows)
+        return step.run(sent, self.axis, reverse).astype(rows.dtype)
 
     def give_back(self, local: Array, rows: Array) -> Array:
         """Add returned rows, ``(slots, *features)``, to the local rows that they were sent from.
@@ -240,15 +241,13 @@ class Exchange:
         return x
 
 
-def send_in(dtype: str | None, rows: Array, send: Callable[[Array], Array]) -> Array:
-    """Send rows of features in a narrower dtype; return what arrives in their own.
+def narrowed(dtype: str | None, rows: Array) -> Array:
+    """Return rows of features in the dtype in which they travel.
 
     Vectors of a number for each row, such as degrees, keep their dtype.
     """
     wide = jnp.issubdtype(rows.dtype, jnp.floating) and rows.dtype.itemsize > 2
-    if dtype is None or rows.ndim < 2 or not wide:
-        return send(rows)
-    return send(rows.astype(dtype)).astype(rows.dtype)
+    return rows if dtype is None or rows.ndim < 2 or not wide else rows.astype(dtype)
 
 
 def _fetch_transpose(

@@ -247,7 +247,14 @@ class PartFiles:
         Returns:
             Blocks of one graph in numpy, with relations if the whole graph has these. Its
             ``edge_ids`` are in the whole graph's order. All parts have the same shapes.
+
+        Raises:
+            TypeError: ``number`` is no integer.
+            ValueError: there is no such part.
         """
+        number = arguments.check_integer("number", number)
+        if not 0 <= number < len(self):
+            raise ValueError(f"number must be from 0 and below {len(self)} parts, got {number}")
         piece = self._files.read(number, Piece)
         kind = RelationalGraph if isinstance(piece.part, RelationalPart) else Graph
         if isinstance(piece.part, HypergraphPart):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isqrt
+from math import isqrt, prod
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -23,13 +24,16 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.segment_order.primitive import sorted_ids
 from jax_gnn._ops.segment_reduce.api import segment_sum
-from jax_gnn.sharding._exchange import Exchange, send_in
+from jax_gnn.sharding._exchange import Exchange, narrowed
 
 Answer = Callable[[Array, ArrayLike], list[Array]]
 """Function of rows of own nodes, -1 for padding, and a round's number; a row of results for each.
 
 Round 0 has the device's questions about its own nodes.
 """
+
+MAX_SLOTS = 2**16
+"""Largest number of slots of a message of ids that has room for all questions to every owner."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +68,53 @@ class Owners:
         rows = places - self.first_place(places.dtype)
         return jnp.where((places >= 0) & in_range(rows, self.num_own), rows, PADDING)
 
-    def swap(self, rows: Array) -> Array:
-        """Send each device its slots."""
-        return send_in(
-            self.wire_dtype,
-            rows,
-            lambda rows: cast(Array, jax.lax.all_to_all(rows, self.axis, 0, 0, tiled=True)),
-        )
+    def swap(self, *arrays: Array) -> list[Array]:
+        """Send each device its slots of arrays; numbers of one size share a message, as bits."""
+        results = [narrowed(self.wire_dtype, rows) for rows in arrays]
+        kinds = [
+            x.dtype if x.dtype.kind in "bc" else jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+            for x in results
+        ]
+        for kind in dict.fromkeys(kinds):
+            members = [i for i, other in enumerate(kinds) if other == kind]
+            rows = [
+                results[i].reshape(len(results[i]), prod(results[i].shape[1:])) for i in members
+            ]
+            bits = jnp.concatenate([jax.lax.bitcast_convert_type(x, kind) for x in rows], 1)
+            bits = jax.lax.all_to_all(bits, self.axis, 0, 0, tiled=True)
+            pieces = jnp.split(bits, np.cumsum([x.shape[1] for x in rows])[:-1].tolist(), 1)
+            for i, piece in zip(members, pieces, strict=True):
+                piece = jax.lax.bitcast_convert_type(piece, results[i].dtype)
+                results[i] = piece.reshape(arrays[i].shape).astype(arrays[i].dtype)
+        return results
 
-    def ask(self, places: Array, answer: Answer, known: list[Array] | None = None) -> list[Array]:
+    def ask(self, places: Array, answer: Answer, known: list[Array]) -> list[Array]:
         """Return what the owner of each place answers; ``known`` has the results of other places.
 
-        These are own places and padding. By default ``answer`` gives them.
+        These are own places and padding.
         """
-        state, questions = known or answer(self.own_rows(places), 0), Questions.of(self, places)
+        questions = Questions.of(self, places)
 
         def step(number: Array, state: list[Array]) -> list[Array]:
             answers = answer(questions.sent(number), number)
             return questions.received(number, state, answers)
 
-        return cast(list[Array], questions.run(state, step))
+        return cast(list[Array], questions.run(known, step))
+
+    def ask_all(self, places: Array, answer: Answer) -> list[Array]:
+        """Return what the owner of each place answers, this device among the owners.
+
+        Few places are asked about in one message, whatever was drawn: then there is neither a sort
+        by owner, nor a round whose need the devices must agree on.
+        """
+        size, count = self.count, len(places)
+        if size == 1 or size * count > MAX_SLOTS:
+            return self.ask(places, answer, answer(self.own_rows(places), 0))
+        owner = jnp.where(places < 0, 0, places // self.num_own)  # for padding, all answer alike
+        is_asked = (places >= 0) & (owner == jnp.arange(size, dtype=owner.dtype)[:, None])
+        (asked,) = self.swap(jnp.where(is_asked, places % self.num_own, PADDING).ravel())
+        slots = owner * count + jnp.arange(count, dtype=owner.dtype)
+        return [rows[slots] for rows in self.swap(*answer(asked, 0))]
 
     def fetch(self, places: Array, rows: Sequence[Array]) -> list[Array]:
         """Return the row of each place, zeros for padding, of each array of rows of own nodes."""
@@ -133,7 +164,7 @@ class Questions:
 
     def sent(self, number: ArrayLike) -> Array:
         """Return the rows of own nodes that other devices ask about in a round, -1 for none."""
-        return self.returned(number, self.rows, PADDING)
+        return self.returned(number, self.rows, fill=PADDING)[0]
 
     def received(
         self, number: ArrayLike, results: Sequence[Array], answers: Sequence[Array]
@@ -142,15 +173,17 @@ class Questions:
         is_now, slots = self._slots(number)
         slots = jnp.where(is_now, slots, 0)
         return [
-            jnp.where(row_wise(is_now, old), self.owners.swap(new)[slots], old)
-            for old, new in zip(results, answers, strict=True)
+            jnp.where(row_wise(is_now, old), new[slots], old)
+            for old, new in zip(results, self.owners.swap(*answers), strict=True)
         ]
 
-    def returned(self, number: ArrayLike, rows: Array, fill: int = 0) -> Array:
-        """Return what owners get by slot: a row of each place that was asked about in a round."""
-        sent = jnp.full((self.num_slots, *rows.shape[1:]), fill, rows.dtype)
-        sent = sent.at[self._slots(number)[1]].set(rows, mode="drop", unique_indices=True)
-        return self.owners.swap(sent)
+    def returned(self, number: ArrayLike, *arrays: Array, fill: int = 0) -> list[Array]:
+        """Return what owners get by slot: rows of each place that was asked about in a round."""
+        slots, sent = self._slots(number)[1], []
+        for rows in arrays:
+            empty = jnp.full((self.num_slots, *rows.shape[1:]), fill, rows.dtype)
+            sent.append(empty.at[slots].set(rows, mode="drop", unique_indices=True))
+        return self.owners.swap(*sent)
 
     def run(self, state: Any, step: Callable[[Any, Any], Any]) -> Any:
         """Run ``step(number, state)`` for all rounds. The first is no part of a loop."""
@@ -173,7 +206,11 @@ def _fetch_function(
     places: Array, rows: Sequence[Array | None], *, owners: Owners, types: Any
 ) -> list[Array]:
     present = [x for x in rows if x is not None]
-    results = iter(owners.ask(places, lambda ids, _: [take(x, ids) for x in present]))
+
+    def answer(ids: Array, _: object) -> list[Array]:
+        return [take(x, ids) for x in present]
+
+    results = iter(owners.ask(places, answer, answer(owners.own_rows(places), 0)))
     return [
         jnp.zeros((*places.shape, *shape), dtype) if x is None else next(results)
         for x, (shape, dtype) in zip(rows, types, strict=True)
@@ -196,8 +233,7 @@ def _fetch_transpose(
 
     def step(number: ArrayLike, totals: list[Array]) -> list[Array]:
         ids = questions.sent(number)
-        arrived = [questions.returned(number, ct) for ct in present]
-        sums = [segment_sum(ct, ids, num_own) for ct in arrived]
+        sums = [segment_sum(ct, ids, num_own) for ct in questions.returned(number, *present)]
         return [total + rows for total, rows in zip(totals, sums, strict=True)]
 
     sums = iter(questions.run(totals, step))

@@ -159,7 +159,7 @@ class ShardedSeeds:
         def draw(nodes: Array, seed_ids: Array | None, layer: int) -> DrawnLayer:
             ask = partial(answer, layer=layer)
             # Seeds are own nodes.
-            drawn = by_layer[layer].ask(nodes, ask) if layer else ask(owners.own_rows(nodes), 0)
+            drawn = by_layer[layer].ask_all(nodes, ask) if layer else ask(owners.own_rows(nodes), 0)
             size = drawn[0].shape[1]
             starts = jnp.arange(len(nodes), dtype=nodes.dtype) * size
             offsets = jnp.broadcast_to(jnp.arange(size, dtype=nodes.dtype), drawn[0].shape)

@@ -139,7 +139,7 @@ class ShardedGraph:
             name if they were, with zeros for nodes of other types.
 
         Raises:
-            TypeError: ``node_ids`` is not an array of integers.
+            TypeError: ``values`` are no numbers, or ``node_ids`` no integers.
             ValueError: ``values`` has another number of rows, or differs between processes, the
                 graph has no such type, or ``node_ids`` does not name each node once.
         """
@@ -196,6 +196,7 @@ class ShardedGraph:
             ``(devices, edges, *features)`` in the dtype of ``values``, zeros for padding.
 
         Raises:
+            TypeError: ``values`` are no numbers.
             ValueError: ``values`` has another number of rows, or differs between processes.
         """
         if isinstance(self.part, HypergraphPart):
@@ -213,6 +214,7 @@ class ShardedGraph:
         if not traced:  # processes must agree before one of them raises the next error
             values = np.asarray(values)
             check_same(self.mesh, values=sample(values))
+            values = arguments.check_numbers("values", values)
         if not shape or size not in (None, shape[0]):
             size_name += "" if size is None else f" = {size}"
             raise ValueError(f"values must be ({size_name}, ...), got shape {shape}")
@@ -327,7 +329,7 @@ class ShardedGraph:
                     "a model in training mode: pass the model itself to apply, or merge a model of "
                     "nnx.split inside the function"
                 ) from error
-            return jax.tree.map(lambda leaf: leaf[None], result), state
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result), state
 
         # Leaves have a leading axis of one device inside.
         spec, state = PartitionSpec(self.axis), () if model is None else model.state
