@@ -12,6 +12,8 @@ import os
 import platform
 import sys
 import textwrap
+import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -216,8 +218,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: that of the subcommand (0; 1 if its result is wrong), 2 (an error, shown as one
         line; ``JAX_TRACEBACK_FILTERING=off`` shows where) or 130 (interrupted). Like argparse, the
-        function exits by itself after ``--help`` and on unknown arguments.
+        function exits by itself after ``--help`` and on unknown arguments. In a job of several
+        processes it ends a process that fails, and so the others.
     """
+    try:
+        code = _run(argv)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        code = 1
+    if code and jax.distributed.is_initialized():
+        # A usual exit waits for the other processes, which wait for rows of this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if jax.process_index() == 0:  # its end aborts the others, which may be about to print
+            time.sleep(3)
+        os._exit(code)
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         args = _make_parser().parse_args(argv)
         args.words = sys.argv[1:] if argv is None else [*argv]

@@ -6,6 +6,7 @@ import os
 import runpy
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -21,11 +22,15 @@ import dataclasses
 import os
 import shutil
 import sys
+from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax_layers import GCN
+from flax_layers.training import GCNConfig
+from flax_layers.training.data import Fingerprint
+from flax_layers.training.resume import SplitsState
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import NamedSharding, PartitionSpec
 from jax_gnn import Graph, RelationalGraph, load, save, spmm
@@ -158,6 +163,20 @@ for name, arguments in {
 }.items():
     check_refused(f"{name} must be the same on all processes", shard_graph, *arguments)
 
+training = GCNConfig(), Fingerprint("tiny", 50, "", "", "")
+kept = SplitsState(Path(f"{folder}-state-{rank}.npz"), *training, resume=False, devices=4)
+kept.keep({"split": 0, "epoch": 5})
+with kept:  # which the first process writes
+    pass
+check_refused(
+    "with one split and epoch, got 0, 5 in process 0; 0, 0 in process 1",
+    lambda: SplitsState(Path(f"{folder}-state-{rank}.npz"), *training, resume=True, devices=4),
+)
+check_refused(
+    "settings and data must be the same in all processes",
+    lambda: SplitsState(None, GCNConfig(epochs=7 + rank), training[1], resume=True, devices=4),
+)
+
 wide = np.zeros((50, 1 << 17), np.float32)  # larger than the sample that is compared
 wide[0] = rank
 for call in (
@@ -217,8 +236,11 @@ def variables(cluster: str, port: int, count: int, number: int) -> dict[str, str
     return index | {"COORDINATOR": f"localhost:{port}"}
 
 
-def run_script(cluster: str, count: int, folder: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Run the script in some processes, and return their ends."""
+def run_job(
+    cluster: str, commands: Sequence[Sequence[object]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a command in each process of a job, with a device each, and return their ends."""
+    count = len(commands)
     pids = np.random.default_rng(os.getpid())
     for port in FIRST_PORT + pids.permutation(2**12)[:50]:
         with socket.socket() as free:
@@ -226,7 +248,7 @@ def run_script(cluster: str, count: int, folder: Path) -> list[subprocess.Comple
                 break
     one_device = {"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
     environments = [one_device | variables(cluster, int(port), count, i) for i in range(count)]
-    return run_together([(SCRIPT, folder)] * count, environments)
+    return run_together(commands, environments)
 
 
 @pytest.mark.parametrize(("cluster", "count"), [("slurm", 2), ("slurm", 4), ("kubernetes", 2)])
@@ -241,7 +263,7 @@ def test_jobs_of_clusters(cluster, count, rng, tmp_path, monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda: None)
     monkeypatch.setattr(jax, "device_count", lambda: count)
     expected = runpy.run_path(str(SCRIPT))["main"](folder)
-    ends = run_script(cluster, count, folder)
+    ends = run_job(cluster, [(SCRIPT, folder)] * count)
     assert [end.returncode for end in ends] == [0] * count, ends
     line = f"{count} processes, {count} devices, loss "
     loss = float(ends[0].stdout.partition(line)[2].split()[0])
@@ -249,5 +271,5 @@ def test_jobs_of_clusters(cluster, count, rng, tmp_path, monkeypatch):
     if (cluster, count) != ("kubernetes", 2):
         return
     (folder / "0.npz").unlink()
-    ends = run_script(cluster, count, folder)
+    ends = run_job(cluster, [(SCRIPT, folder)] * count)
     assert all(end.returncode and "0.npz does not exist" in ends[0].stdout for end in ends), ends

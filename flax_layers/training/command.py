@@ -186,7 +186,7 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
         )
     add_settings(recipe.config, groups)
     if recipe.structure is not None:
-        add_devices(groups["execution"])
+        add_devices(groups["execution"], distributed=True)
 
 
 def _add_links(models: Commands, recipe: LinkRecipe) -> None:

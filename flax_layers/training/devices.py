@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -85,3 +86,21 @@ def replicated(graph: PyTree) -> NamedSharding | None:
         return None
     every_axis: Any = PartitionSpec
     return NamedSharding(graph.mesh, every_axis())
+
+
+def replicate(tree: PyTree, graph: PyTree) -> PyTree:
+    """Return arrays that all processes have, on all devices of a sharded graph; else unchanged."""
+    sharding = replicated(graph)
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def place(array: Any) -> Any:
+        if getattr(array, "sharding", None) == sharding:
+            return array
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            implementation = jax.random.key_impl(array)
+            return jax.random.wrap_key_data(place(jax.random.key_data(array)), impl=implementation)
+        values = np.asarray(array)
+        return jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
+
+    return jax.tree.map(place, tree)

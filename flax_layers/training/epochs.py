@@ -17,7 +17,7 @@ from jax import Array
 import jax_gnn
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.data import node_mask, scaled_labels
-from flax_layers.training.devices import replicated
+from flax_layers.training.devices import replicate, replicated
 from flax_layers.training.records import Metrics, Run
 from flax_layers.training.trained import accuracy, losses, masked_mean
 from flax_layers.training.types import PyTree, block_until_ready
@@ -285,7 +285,7 @@ class Runner:
         """Run and time one epoch per key."""
         assert self.state is not None
         sharding = replicated(data.graph)
-        arguments = (*jax.device_put((self.state, keys), sharding), data, steps)
+        arguments = (*replicate((self.state, keys), data.graph), data, steps)
         if len(keys) not in self._compiled:
             start = time.perf_counter()
             with implementation_context(self._implementation):

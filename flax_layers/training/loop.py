@@ -28,7 +28,7 @@ from flax_layers.training.data import (
     target_scaled,
     warn,
 )
-from flax_layers.training.devices import check_devices, replicated
+from flax_layers.training.devices import check_devices, replicate
 from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import feed_of
 from flax_layers.training.graphs import check_neighbours, connected
@@ -121,7 +121,7 @@ def train(
         runners.append(Runner(apply, plain, feed.steps_per_epoch, size))
 
     path = None if state is None else Path(state)
-    progress = SplitsState(path, config, fingerprint(dataset), resume=resume)
+    progress = SplitsState(path, config, fingerprint(dataset), resume=resume, devices=devices)
     best, errors = Best(), progress.errors()
     if progress.arrays:
         runners = [runner for i, runner in enumerate(runners) if f"{i}/curves/0" in progress.arrays]
@@ -133,8 +133,7 @@ def train(
             weights = class_weights(dataset, config, split.train)
             data = feed.start(split_config, split, seed)
             if weights is not None:
-                weight = jax.device_put(weights, replicated(data.graph))
-                data = data._replace(class_weight=weight)
+                data = data._replace(class_weight=replicate(weights, data.graph))
             model = make(seed)
             variables = divided(nnx.state(model, nnx.Param), size), nnx.state(model, nnx.BatchStat)
             for runner in runners:

@@ -126,15 +126,28 @@ def add_settings(config: type[Config], groups: Groups) -> None:
         groups["execution"].add_argument(flag, action="store_true", help=text)
 
 
-def add_devices(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the options of how many devices share a graph, and which nodes each has."""
+def add_devices(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, distributed: bool = False
+) -> None:
+    """Add the options of how many devices share a graph, and which nodes each has.
+
+    With `distributed` there is the option of several processes, and `join` sets the default.
+    """
     parser.add_argument(
         "--devices",
         type=_parser_of(COUNT),
-        default=1,
+        default=None if distributed else 1,
         metavar="N",
-        help="how many share the graph, each with a part of it",
+        help="how many share the graph, each with a part of it"
+        + " (default: 1; with --distributed all)" * distributed,
     )
+    if distributed:
+        parser.add_argument(
+            "--distributed",
+            action="store_true",
+            help="the command runs in each process of a job, such as by srun: all train together "
+            "on the devices of all, and see one output folder",
+        )
     parser.add_argument(
         "--partition",
         metavar="METHOD|FILE",

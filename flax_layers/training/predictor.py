@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 import flax_layers
 import jax_gnn
 from flax_layers._base import EDGE_ARGUMENTS, NODE_ARGUMENTS
-from flax_layers.training.devices import replicated
+from flax_layers.training.devices import replicate
 from flax_layers.training.types import (
     AnyStructure,
     ArrayByType,
@@ -259,7 +259,7 @@ class Predictor:
             return jax.tree.map(lambda y: jnp.asarray(np.asarray(y)[:count]), results)
         graphdef, *arrays = self._parts()
         if isinstance(graph, ShardedGraph):
-            arrays = jax.device_put(arrays, replicated(graph))
+            arrays = replicate(arrays, graph)
         return _apply(graphdef, *arrays, {"graph": graph, "x": x, **named})
 
     def _is_of_new_size(

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import jax
 import numpy as np
+from jax.experimental.multihost_utils import sync_global_devices
 
 from flax_layers.training.checkpoint import CHECKPOINT, STATE, load_checkpoint, save_checkpoint
 from flax_layers.training.config.links import LinkConfig
@@ -51,12 +53,26 @@ def blame_output(path: Path) -> Iterator[None]:
 def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
     """Make the folder of a run's results, by default ``runs/NAME``; also return its state file.
 
+    Of several processes, which all call this, the first makes it.
+
     Raises:
         UserError: The folder has the results of a run, or the state of an interrupted one, and the
             options say neither to replace them nor to go on.
     """
     path: Path = args.output or Path("runs") / name
     state = path / STATE
+    if jax.process_index() == 0:
+        _make_folder(args, path, state)
+    sync_global_devices("folder")  # no process looks for the state before
+    if not path.is_dir():
+        raise UserError(
+            f"--output {path}: the first process made it, process "
+            f"{jax.process_index()} does not see it; they need one file system"
+        )
+    return path, state
+
+
+def _make_folder(args: argparse.Namespace, path: Path, state: Path) -> None:
     with blame_output(path):
         path.mkdir(parents=True, exist_ok=True)
         has_results = (path / CHECKPOINT).exists() or (path / RESULTS).exists()
@@ -73,7 +89,6 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
             f"{path} has the results of a run: --overwrite replaces them, --output DIR writes "
             "elsewhere"
         )
-    return path, state
 
 
 def write_run(
@@ -84,6 +99,8 @@ def write_run(
     draw: Callable[[Path], None],
 ) -> bool:
     """Write checkpoint, plot and results; return whether the checkpoint gives the same outputs.
+
+    Of several processes, which all call this, the first writes plot and results.
 
     Args:
         folder: Folder of the run.
@@ -98,6 +115,8 @@ def write_run(
     # Each run ends with a check that its checkpoint predicts to the same bits.
     pairs = zip(outputs(trained), outputs(load_checkpoint(folder / CHECKPOINT)), strict=True)
     is_same = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+    if jax.process_index():
+        return is_same
     with blame_output(folder):
         draw(folder / PLOT)
         (folder / RESULTS).write_text(json.dumps(document, indent=2) + "\n")

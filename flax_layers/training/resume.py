@@ -8,6 +8,7 @@ import json
 import os
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -18,6 +19,7 @@ import numpy as np
 from flax_layers.training.config.settings import Config, settings
 from flax_layers.training.data import Fingerprint
 from flax_layers.training.epochs import Runner
+from flax_layers.training.processes import check_same, processes_of
 from flax_layers.training.types import PyTree
 
 EVERY = 5.0  # seconds between two writes
@@ -128,7 +130,40 @@ class SplitsState(StateFile):
 
     It has the number of the split and its next epoch, each runner's parameters, moments, best
     variables and curves, and the best of the earlier splits.
+
+    Where the devices are of several processes, all read the file, and the first writes it.
+
+    Args:
+        path: As of `StateFile`, and likewise the others.
+        devices: Number of devices that train together, the first of `jax.devices()`.
+
+    Raises:
+        ValueError: As of `StateFile`; or settings, data or state differ between processes.
     """
+
+    def __init__(
+        self,
+        path: Path | None,
+        config: Config,
+        data: Fingerprint,
+        *,
+        resume: bool,
+        devices: int = 1,
+    ) -> None:
+        super().__init__(path, config, data, resume=resume)
+        if len(processes_of(devices)) == 1:
+            return
+        check_same(
+            "settings and data must be the same in all processes",
+            zlib.crc32(self._identity.encode()),
+        )
+        check_same(
+            f"state {path} must be one file that all processes see, with one split and epoch",
+            self.split,
+            self.epoch,
+        )
+        if jax.process_index():
+            self._path = None
 
     @property
     def split(self) -> int:

@@ -20,6 +20,7 @@ from flax_layers.training.loop import train
 from flax_layers.training.models import Recipe, command_name
 from flax_layers.training.neighborhoods import evaluation_text
 from flax_layers.training.plot import plot_learning_curves
+from flax_layers.training.processes import join
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
 from flax_layers.training.trained import TrainedModel
@@ -179,6 +180,7 @@ def _results(
         "versions": versions(),
         "devices": devices(),
         "devices_used": num_devices,
+        "processes": jax.process_count(),
         "measure": measure,
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
@@ -204,6 +206,11 @@ def _score(result: TrainResult, split: int) -> str:
 
 def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Train on the data that the command names, and write and print the results."""
+    with join(args):
+        return _run_train(recipe, args)
+
+
+def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     options.require("training", options.TRAIN_EXTRA)
     with report.blame_data():
         dataset = load_for(recipe, args)

@@ -1,0 +1,101 @@
+"""``jax-gnn train --distributed``: several processes train together, over loopback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from test_sharded_processes import run_job
+from test_training import make_graph_dataset, save
+
+from flax_layers.training import load_checkpoint, processes
+from jax_gnn.cli import main
+
+pytest.importorskip("orbax.checkpoint")
+
+# The state is written after each call of ten epochs, before which a process may fail.
+PROCESS = """
+import sys
+from flax_layers.training import epochs, resume
+from jax_gnn.cli import main
+
+calls, *words = sys.argv[1:]
+resume.EVERY, advance = 0.0, epochs.Runner.advance
+
+def limited(self, *arguments):
+    if len(self.costs()["epochs"]) == int(calls):
+        raise RuntimeError("failed by the test")
+    return advance(self, *arguments)
+
+epochs.Runner.advance = limited
+sys.exit(main(words))
+"""
+OPTIONS = "--epochs 20 --splits 1 --hidden-features 8 --dropout 0 --no-baseline --output"
+
+
+def train(cluster, *options, calls=(-1, -1)):
+    """Run the command in two processes, whose last options are given; return their ends."""
+    commands = [
+        ("-c", PROCESS, count, "train", "gcn", "--distributed", "--data", *words)
+        for count, words in zip(calls, options, strict=True)
+    ]
+    return run_job(cluster, commands)
+
+
+def results(folder, dataset):
+    """Return results.json, and the predictions of the checkpoint."""
+    logits = load_checkpoint(folder / "checkpoint").predict(dataset)
+    return json.loads((folder / "results.json").read_text()), np.asarray(logits)
+
+
+def test_two_processes_train_as_one(tmp_path):
+    # One process fails before the last ten epochs, which two processes and one then go on with.
+    dataset = make_graph_dataset()
+    data, (together, alone, once) = (
+        save(tmp_path / "tiny", dataset) + ".npz",
+        (tmp_path / name for name in ("together", "alone", "once")),
+    )
+    words = data, *OPTIONS.split(), together
+    ends = train("slurm", words, words, calls=(-1, 1))
+    assert all(end.returncode for end in ends), ends
+    assert "jax-gnn: error: RuntimeError: failed by the test" in ends[1].stdout
+    assert [path.name for path in together.iterdir()] == ["state.npz"]
+    assert np.load(together / "state.npz")["epoch"] == 10
+    shutil.copytree(together, alone)
+
+    ends = train("kubernetes", (*words, "--resume"), (*words, "--resume"))
+    assert [end.returncode for end in ends] == [0, 0], ends
+    assert "loaded again: same predictions" in ends[0].stdout
+    assert not any(word in ends[1].stdout for word in ("split", "accuracy", "jax-gnn")), ends[1]
+
+    command = ["train", "gcn", "--data", data, *OPTIONS.split()]
+    assert main([*command, str(alone), "--resume"]) == 0
+    assert main([*command, str(once), "--devices", "2"]) == 0
+    (expected, logits), *others = (results(folder, dataset) for folder in (once, together, alone))
+    for document, job_size, devices in zip((o[0] for o in others), (2, 1), (2, 1), strict=True):
+        assert document["processes"] == job_size and document["devices_used"] == devices
+        for name in ("test_accuracy", "valid_accuracy", "best_epoch"):
+            np.testing.assert_allclose(document["jax_gnn"][name], expected["jax_gnn"][name])
+    for _, other_logits in others:
+        np.testing.assert_allclose(other_logits, logits, 1e-2, 2e-3)
+    assert sorted(path.name for path in together.iterdir()) == sorted(
+        path.name for path in once.iterdir()
+    )
+
+
+def test_no_job(capsys, monkeypatch):
+    # JAX gets the variables that it does not read itself; its error names the option.
+    for name, value in zip(processes.VARIABLES[0], ("host:1", "3", "2"), strict=True):
+        monkeypatch.setenv(name, value)
+
+    def initialize(**arguments):
+        del arguments["heartbeat_timeout_seconds"]
+        raise ValueError([*arguments.values()])
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    assert main(["train", "gcn", "--data", "digits", "--distributed"]) == 2
+    error = capsys.readouterr().err
+    assert "--distributed needs a job of SLURM" in error and "['host:1', 3, 2]" in error
