@@ -238,6 +238,17 @@ def test_ids_that_are_negative_or_too_large(function, is_traced):
     assert_equal(actual, called(function, jax.tree.map(jnp.asarray, floats), ids), 2e-5)
 
 
+@pytest.mark.parametrize("is_traced", [False, True], ids=["known", "traced"])
+def test_ids_without_a_sign(is_traced):
+    with jax.enable_x64(True):
+        floats, ids = jax.tree.map(jnp.asarray, draw())
+        ids = {**ids, **{name: ids[name].at[3].set(NODES + 5).astype("uint64") for name in "sr"}}
+        lifted = lift(graph_network, deterministic=True)
+        call = jax.jit(lambda ids: called(lifted, floats, ids))
+        actual = call(ids) if is_traced else called(lifted, floats, ids)
+        assert_equal(actual, called(graph_network, floats, ids), 1e-12)
+
+
 def test_padded_edges_of_traced_ids_have_no_effect():
     floats, ids = draw(np.float32)
     ids["s"][-5:] = ids["r"][-5:] = NODES  # as jax-md pads

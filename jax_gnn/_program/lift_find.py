@@ -188,7 +188,7 @@ class Analysis(Indexing):
             visited.add(var)
             if var in edges:
                 return True
-            eqn = self.producers.get(var)
+            eqn = self.producer(var)
             stack += eqn.invars if eqn is not None else ()
         return False
 

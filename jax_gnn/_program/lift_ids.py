@@ -181,7 +181,6 @@ class Indexing:
     Attributes:
         flat: The jaxpr.
         left: Gathers and scatters that stay, with the reason, by the id of their equation.
-        producers: The equation that makes each variable.
         readers: The equations that read each variable; None among them for a result.
         uses: The gathers and scatters of rows, by the id of their equation.
     """
@@ -189,7 +188,7 @@ class Indexing:
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
         self.left: dict[int, tuple[Equation, str]] = {}
-        self.producers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
+        self._producers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
         self.readers: dict[Any, list[Equation | None]] = defaultdict(list)
         for eqn in flat.eqns:
             for var in filter(is_var, eqn.invars):
@@ -198,6 +197,10 @@ class Indexing:
             self.readers[var].append(None)
         self._numbers = self._value_numbers()
         self.uses = self._find_uses()
+
+    def producer(self, atom: Any) -> Equation | None:
+        """Return the equation that makes a variable; None for arguments and literals."""
+        return self._producers.get(atom) if is_var(atom) else None
 
     def _value_numbers(self) -> dict[Any, Any]:
         """Number integers, so that equal functions of equal arrays have one number."""
@@ -230,7 +233,7 @@ class Indexing:
         They have one axis: ``edge_index[0]`` is a row of an array of two.
         """
         wraps, ids = False, (var, False)
-        while is_var(var) and (eqn := self.producers.get(var)) is not None:
+        while (eqn := self.producer(var)) is not None:
             name, operand = eqn.primitive.name, eqn.invars[0]
             if not is_var(operand):
                 break
@@ -252,8 +255,10 @@ class Indexing:
 
     def _wrapped(self, eqn: Equation, num_nodes: int) -> Any:
         """Return ids of which ``where(ids < 0, ids + num_nodes, ids)`` is an equation, or None."""
+        if len(eqn.invars) != 3:
+            return None
         condition, ids, wrapped = eqn.invars
-        less, plus = (self.producers.get(v) if is_var(v) else None for v in (condition, wrapped))
+        less, plus = self.producer(condition), self.producer(wrapped)
         if less is None or plus is None:
             return None
         if less.primitive.name != "lt" or plus.primitive.name != "add":
@@ -299,7 +304,7 @@ class Indexing:
     def constant(self, atom: Any) -> float | None:
         """Return the number that all elements of a value are, if that is known."""
         while is_var(atom):
-            eqn = self.producers.get(atom)
+            eqn = self.producer(atom)
             if eqn is None or eqn.primitive.name not in _COPIES:
                 return None
             atom = eqn.invars[0]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.arguments import check_ids
 from jax_gnn._core.arrays import FLOATS, take
 from jax_gnn._core.csr import Csr, SparseMatrix, inverse_permutation
 from jax_gnn._core.ids import is_traced
@@ -212,7 +213,7 @@ def _sorted(
     if not is_clean:
         has_ghosts = [by_ghosts or space.fills or xp is np, by_ghosts]
         for i, end in enumerate(ends):
-            ids = arrays[i].astype(xp.promote_types(arrays[i].dtype, xp.int32))
+            ids = check_ids("ids", arrays[i], traced=xp is jnp)
             is_dropped = drop is not None and i == 1
             wraps = drop.wraps if drop is not None and i == 1 else space.wraps.get(end, True)
             ids = _wrapped(ids, end) if wraps else ids
