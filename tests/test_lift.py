@@ -436,12 +436,29 @@ def test_functions_are_traced_once():
 
 def test_arrays_that_a_function_closes_over_may_change():
     floats, ids = draw(np.float32)
-    weights = [jnp.ones(WIDTH)]
-    lifted = lift(lambda x, s, r: sum_by(weights[0] * x[s] * x[r], r, NODES))
-    first = lifted(floats["x"], ids["s"], ids["r"])
-    weights[0] = 2 * weights[0]
-    second = lifted(floats["x"], ids["s"], ids["r"])
-    np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+    for ones in (jnp.ones, np.ones):
+        weights = [ones(WIDTH, "float32")]
+
+        def function(x, s, r, weights=weights):
+            return sum_by(weights[0] * x[s] * x[r], r, NODES)
+
+        lifted = lift(function, deterministic=True)
+        first = lifted(floats["x"], ids["s"], ids["r"])
+        weights[0] = 2 * weights[0]
+        second = lifted(floats["x"], ids["s"], ids["r"])
+        np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+
+
+def test_results_have_the_types_of_the_call():
+    def function(x, s, r):
+        return sum_by(x[s] * jnp.linspace(0, 1, WIDTH) * x[r], r, NODES)
+
+    floats, ids = draw(np.float32)
+    lifted = lift(function, deterministic=True)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            actual = lifted(floats["x"], ids["s"], ids["r"])
+            assert_equal(actual, function(jnp.asarray(floats["x"]), ids["s"], ids["r"]), 1e-5)
 
 
 class Model:

@@ -970,6 +970,18 @@ def test_default_precision_is_that_of_the_call(rng):
         assert f"Precision.{name}" in text
 
 
+def test_types_are_those_of_the_call(rng):
+    @program
+    def scaled(g, x: Node):
+        return g.sum(g.src(x) * jnp.linspace(0, 1, 5))
+
+    graph = random_graph(rng, Sizes(40, 300))
+    x = rng.normal(size=(graph.num_nodes, 5)).astype(np.float32)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            assert scaled(graph, x).dtype == scaled.reference(graph, x).dtype
+
+
 def test_linear_maps_are_in_regions(rng):
     """Regions have linear maps if the chosen implementation has kernels for them."""
 

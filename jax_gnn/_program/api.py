@@ -20,7 +20,7 @@ from jax_gnn._core.ids import is_traced
 from jax_gnn._core.op import align_varying, varying_axes
 from jax_gnn._core.public import public
 from jax_gnn._program import reference
-from jax_gnn._program.backend import backend
+from jax_gnn._program.backend import settings
 from jax_gnn._program.matrices import Matrices, Structure, parts_of
 from jax_gnn._program.passes import DISTRIBUTE, PASSES
 from jax_gnn._program.plan import Plan, make_plan, tune_plan
@@ -323,8 +323,7 @@ class Program:
             return self._function(*call.args, **call.kwargs)
 
         key: Any = (
-            backend(),
-            jax.default_matmul_precision.value,
+            settings(),
             jax.tree.structure(graph),
             _varying((graph, arrays)),
             *(_static(leaf) for leaf in jax.tree.leaves(graph)),

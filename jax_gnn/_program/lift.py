@@ -18,7 +18,7 @@ import numpy as np
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.public import public
-from jax_gnn._program.backend import backend
+from jax_gnn._program.backend import settings
 from jax_gnn.graph import Graph
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Lifted:
             plan = plan if plan.is_lifted else None
         traced = _Traced(plan, reason, closed.out_avals, **outs)
         # Arrays that a function closes over may be others next time.
-        if call.key is not None and not any(isinstance(x, jax.Array) for x in closed.consts):
+        if call.key is not None and not closed.consts:
             self._traces[call.key] = traced
             if len(self._traces) > _MAX_PLANS:
                 self._traces.popitem(last=False)
@@ -240,8 +240,7 @@ def _flatten(args: Any, kwargs: Any) -> _Call:
     key: Any = (
         tree,
         places,
-        backend(),
-        jax.default_matmul_precision.value,
+        settings(),
         *(
             jax.typeof(x) if i in set(places) else (type(x), x, repr(x))
             for i, x in enumerate(leaves)
