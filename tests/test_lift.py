@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from processes import run_fuzzer
 
 import jax_gnn
 from jax_gnn import Graph, lift
+from jax_gnn._program import lift_order
 
 NODES, EDGES, WIDTH, GRAPHS = 7, 23, 5, 2
 FUNCTIONS = 20
@@ -306,6 +308,17 @@ def test_a_graph_is_sorted_once(monkeypatch):
     assert (len(calls), len(traces)) == (3, 1)  # once for all layers, outside of the loop
 
 
+def test_threads_may_call_one_function(monkeypatch):
+    """Whose orders of edges are more than are kept."""
+    monkeypatch.setattr(lift_order, "_MAX_GRAPHS", 2)
+    floats, _ = draw(np.float32)
+    lifted, graphs = lift(gcn, deterministic=True), [draw(seed=i)[1] for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda i: called(lifted, floats, graphs[i % 6]), range(90)))
+    for i, y in enumerate(results):
+        np.testing.assert_array_equal(y, results[i % 6])
+
+
 @pytest.mark.parametrize("is_traced", [False, True], ids=["known", "traced"])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_caller_sorts(is_traced, reverse):
@@ -351,6 +364,35 @@ def test_transformations():
         jax.jit(lambda w: of(lifted, w)), disabled_checks=jax_gnn.EXPORT_CHECKS
     )(w[0])
     assert_equal(exported.call(w[0]), of(schnet, w[0]), 2e-5)
+    rows, count = jax.export.symbolic_shape("n, e")
+    shapes = [jax.ShapeDtypeStruct(x, y) for x, y in (((rows, 5), "float32"), ((count,), "int32"))]
+    exported = jax.export.export(jax.jit(lift(lambda x, s: x[s] - x[s[::-1]])))(*shapes)
+    g = ids["g"]
+    np.testing.assert_array_equal(exported.call(w[0], g), w[0][g] - w[0][g[::-1]])
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="regions store nothing of edges on GPUs")
+@pytest.mark.parametrize("saves", [False, True])
+def test_checkpoints_store_no_rows_of_edges(saves):
+    rng = np.random.default_rng(0)
+    x, kernels = (jnp.asarray(rng.normal(size=n), "float32") for n in ((50, 32), (6, 32, 32)))
+    s, r = jnp.asarray(rng.integers(50, size=(2, 2000)))
+
+    def layer(x, w):
+        return jnp.tanh(x + sum_by(jnp.tanh(x[s] @ w) * jnp.sin(x[r]), r, 50))
+
+    def bytes_stored(layer):
+        lifted = lift(
+            lambda ws: jax.lax.scan(lambda x, w: (layer(x, w), 0), x, ws)[0].sum(),
+            deterministic=True,
+        )
+        return (
+            jax.jit(jax.grad(lifted)).lower(kernels).compile().memory_analysis().temp_size_in_bytes
+        )
+
+    policy = jax.checkpoint_policies.everything_saveable if saves else None
+    again = bytes_stored(jax.checkpoint(layer, policy=policy))
+    assert (again < bytes_stored(layer) / 2) != saves
 
 
 def test_maps_over_graphs_and_over_devices():
@@ -379,6 +421,11 @@ def test_explanations_name_programs_and_lines_of_what_is_left():
     assert "program mixed_types on" in text and "%0" in text
     assert "test_lift.py" in text and "int32 is summed exactly in any order" in text
     assert "runs as it is" in lift(lambda x: x[:, ::2]).explain(floats["x"])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), {**floats, **ids})
+    assert (
+        text.splitlines()[0]
+        == lift(mixed_types, deterministic=True).explain(**abstract).splitlines()[0]
+    )
 
 
 def test_edges_that_gain_nothing_run_as_they_are():

@@ -21,4 +21,4 @@ def backend() -> str:
 
 def settings() -> tuple[str, str | None, bool]:
     """Return the backend and the settings of JAX that plans depend on."""
-    return backend(), jax.default_matmul_precision.value, jax.config.jax_enable_x64
+    return backend(), jax.default_matmul_precision.value, jax.enable_x64.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -105,6 +105,7 @@ class Flat(NamedTuple):
 
     Attributes:
         products: The results of scatters that are written as products of one-hot rows.
+        checkpoints: The options of the ``jax.checkpoint`` that each variable is made in.
     """
 
     invars: list[Any]
@@ -112,6 +113,7 @@ class Flat(NamedTuple):
     eqns: list[Equation]
     outvars: list[Any]
     template: jex.Jaxpr
+    checkpoints: Mapping[Any, Mapping[str, Any]]
     products: frozenset[Any] = frozenset()
 
     def segment(self, eqns: Sequence[Equation], needed: Container[Any]) -> Segment:
@@ -141,8 +143,11 @@ def flatten(closed: jex.ClosedJaxpr) -> Flat:
     """
     eqns: list[Equation] = []
     consts: dict[Any, Any] = {}
+    checkpoints: dict[Any, Mapping[str, Any]] = {}
 
-    def walk(jaxpr: jex.Jaxpr, values: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def walk(
+        jaxpr: jex.Jaxpr, values: Sequence[Any], operands: Sequence[Any], options: Any = None
+    ) -> list[Any]:
         env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         for var, value in zip(jaxpr.constvars, values, strict=True):
             env[var] = jex.Var(var.aval)
@@ -152,16 +157,20 @@ def flatten(closed: jex.ClosedJaxpr) -> Flat:
             if _is_inlined(eqn):
                 inner = inner_jaxpr(eqn)
                 body = inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner
-                outs = walk(body, getattr(inner, "consts", ()), inputs)
+                is_checkpoint = eqn.primitive.name in REMATS
+                inner_options = eqn.params if is_checkpoint else options
+                outs = walk(body, getattr(inner, "consts", ()), inputs, inner_options)
             else:
                 outs = [jex.Var(v.aval) for v in eqn.outvars]
                 eqns.append(eqn.replace(invars=inputs, outvars=outs))
+                checkpoints.update(dict.fromkeys(outs, options) if options else {})
             env.update(zip(eqn.outvars, outs, strict=True))
         return [env[v] if is_var(v) else v for v in jaxpr.outvars]
 
     jaxpr = closed.jaxpr
     outvars = walk(jaxpr, closed.consts, jaxpr.invars)
-    return Flat(list(jaxpr.invars), consts, needed_equations(eqns, outvars), outvars, jaxpr)
+    eqns = needed_equations(eqns, outvars)
+    return Flat(list(jaxpr.invars), consts, eqns, outvars, jaxpr, checkpoints)
 
 
 def _is_inlined(eqn: Equation) -> bool:

@@ -146,16 +146,17 @@ def order_edges(space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any
     if not is_clean:
         wraps = (space.wraps.get(end) for end in space.ends)
         key += (drop and drop.wraps, space.fills, *wraps)
-    if key not in _graphs:
+    graph_order = _graphs.pop(key, None)
+    if graph_order is None:
         with host_arrays():
             order = _sorted(space, drop, senders, receivers, is_clean)
         with jax.ensure_compile_time_eval():
             graph, edge_ids, places = jax.device_put(order[:3])
-        _graphs[key] = EdgeOrder(graph, edge_ids, places, has_ghosts=order.has_ghosts)
-        if len(_graphs) > _MAX_GRAPHS:
-            _graphs.popitem(last=False)
-    _graphs.move_to_end(key)
-    return _graphs[key] if is_clean else _with_ids(_graphs[key], drop, senders, receivers)
+        graph_order = EdgeOrder(graph, edge_ids, places, has_ghosts=order.has_ghosts)
+    _graphs[key] = graph_order  # the last one; other threads may call, too
+    if len(_graphs) > _MAX_GRAPHS:
+        _graphs.popitem(last=False)
+    return graph_order if is_clean else _with_ids(graph_order, drop, senders, receivers)
 
 
 def order_of_graph(
