@@ -330,7 +330,7 @@ class Program:
             tree,
             # 1, 1.0 and True are equal, as are 0.0 and -0.0, also within other values.
             *(
-                _static(x) if i in arrays else (type(x), x, repr(x))
+                _static(arrays[i]) if i in arrays else (type(x), x, repr(x))
                 for i, (_, x) in enumerate(leaves)
             ),
         )
