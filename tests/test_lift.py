@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -514,6 +516,24 @@ class Model:
     @lift
     def __call__(self, x, s, r):
         return sum_by(self.weight * x[s] * x[r], r, NODES)
+
+
+@lift
+@jax.jit
+def in_this_module(x, s, r):
+    return sum_by(x[s] * x[r], r, NODES)
+
+
+def test_lifted_functions_are_copied_and_pickled_after_a_call():
+    floats, ids = draw(np.float32)
+    by_value = lift(gcn, deterministic=True)
+    first = called(by_value, floats, ids)
+    for lifted in (by_value, in_this_module, Model.__call__):
+        again = pickle.loads(pickle.dumps(lifted))
+        assert copy.deepcopy(lifted) is copy.copy(lifted) is lifted
+        assert (again is lifted) == (lifted is not by_value)
+    again = pickle.loads(pickle.dumps(by_value))
+    np.testing.assert_array_equal(called(again, floats, ids), first)
 
 
 def test_methods_are_lifted():

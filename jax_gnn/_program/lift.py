@@ -18,7 +18,7 @@ import numpy as np
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import is_traced
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Decorated, public
 from jax_gnn._program.backend import settings
 from jax_gnn.graph import Graph
 
@@ -89,7 +89,7 @@ class _Traced(NamedTuple):
 
 
 @public
-class Lifted:
+class Lifted(Decorated):
     """A function whose messages are programs, made by :func:`lift`."""
 
     def __init__(
@@ -105,8 +105,7 @@ class Lifted:
             )
         if graph is not None and not isinstance(graph, Graph):
             raise TypeError(f"graph must be a Graph or None, got {type(graph).__name__}")
-        functools.update_wrapper(self, function)
-        self._function = function
+        super().__init__(function, graph, deterministic)
         self._graph = None if graph is None else graph.check()
         self._deterministic = arguments.check_flag("deterministic", deterministic)
         self._traces: OrderedDict[Any, _Traced] = OrderedDict()

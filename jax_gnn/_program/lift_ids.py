@@ -21,12 +21,9 @@ from jax_gnn._program.rows import MAX_CONSTANT
 from jax_gnn._program.trace import inner_jaxpr, inner_jaxprs, parameter_key
 
 _REDUCTIONS = {
-    "scatter-add": "sum",
-    "scatter_add": "sum",
-    "scatter-max": "max",
-    "scatter_max": "max",
-    "scatter-min": "min",
-    "scatter_min": "min",
+    f"scatter{sign}{name}": reduce
+    for sign in "-_"
+    for name, reduce in (("add", "sum"), ("max", "max"), ("min", "min"))
 }
 CLIPS = "clip", "promise"
 SOFTMAX = jex.Primitive("jax_gnn_lifted_softmax")
@@ -79,11 +76,6 @@ class Use:
         """The abstract rows that are gathered or scattered."""
         is_scatter = self.reduce in _REDUCTIONS.values()
         return (self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]).aval
-
-    @property
-    def numbers(self) -> int:
-        """Number of elements that are gathered or scattered."""
-        return math.prod(self.moved.shape)
 
 
 class Segment(NamedTuple):
