@@ -132,6 +132,14 @@ def mixed_types(x, e, s, r, charge, pairs, g, **_):
     return total, y + readout[g], y.T[:, s[:4]]
 
 
+def random_and_constant_ids(x, e, s, r, **_):
+    key = jax.random.key(0)
+    m = jnp.where(jax.random.bernoulli(key, 0.5, (EDGES, WIDTH)), x[s] * x[r], e[:, :1])
+    noise = jax.vmap(jax.random.normal)(jax.random.split(key, EDGES)).astype(x.dtype)
+    y = sum_by(m * noise[:, None], r, NODES)
+    return y + x[jnp.arange(NODES)[::-1]], x.at[jnp.arange(NODES)].add(y)
+
+
 def with_rules(x, e, s, r, **_):
     @jax.custom_vjp
     def doubled(x):
@@ -155,6 +163,7 @@ MODELS: list[Callable[..., Any]] = [
     masked,
     rows_of_one_array,
     mixed_types,
+    random_and_constant_ids,
     with_rules,
 ]
 KEPT = {with_rules: 1}

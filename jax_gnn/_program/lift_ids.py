@@ -208,8 +208,11 @@ class Indexing:
         numbers: dict[Any, Any] = {}
         seen: dict[Any, Any] = {}
         for eqn in self.flat.eqns:
-            avals = [v.aval for v in eqn.outvars]
-            if any(getattr(aval, "dtype", np.dtype(float)).kind not in "iub" for aval in avals):
+            dtypes = [getattr(v.aval, "dtype", float) for v in eqn.outvars]
+            is_exact = [
+                jnp.issubdtype(x, np.integer) or jnp.issubdtype(x, np.bool_) for x in dtypes
+            ]
+            if not all(is_exact):
                 continue
             key = (
                 eqn.primitive.name,
@@ -235,8 +238,8 @@ class Indexing:
         """
         wraps, ids = False, (var, False)
         while (eqn := self.producer(var)) is not None:
-            name, operand = eqn.primitive.name, eqn.invars[0]
-            if not is_var(operand):
+            name, operand = eqn.primitive.name, next(iter(eqn.invars), None)
+            if operand is None or not is_var(operand):
                 break
             if name in ("broadcast_in_dim", "reshape", "squeeze"):
                 if math.prod(operand.aval.shape) != math.prod(var.aval.shape):

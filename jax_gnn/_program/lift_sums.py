@@ -104,7 +104,8 @@ def _broadcast(indexing: Indexing, var: Any, axis: int) -> Any:
     ids = eqn.invars[0]
     size = var.aval.shape[axis]
     is_along = math.prod(var.aval.shape) == size > 1  # the other axis has size 1
-    is_ids = is_var(ids) and ids.aval.shape == (size,) and ids.aval.dtype.kind in "iu"
+    is_integer = jnp.issubdtype(ids.aval.dtype, np.integer)
+    is_ids = is_var(ids) and ids.aval.shape == (size,) and is_integer
     return ids if is_along and is_ids else None
 
 
