@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import importlib.util
-import sys
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,23 +41,11 @@ def _table_file(text: str) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def _print_warnings() -> Iterator[None]:
-    """Print each warning once, on stderr."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    messages = (str(w.message) for w in caught if issubclass(w.category, UserWarning))
-    for message in dict.fromkeys(messages):
-        print(f"jax-gnn: warning: {message}", file=sys.stderr)
-
-
 def _load_predictor(path: Path) -> Predictor:
-    """Load a checkpoint, and print on stderr what it lacks."""
+    """Load a checkpoint."""
     try:
-        with _print_warnings():
-            predictor: Predictor = load_checkpoint(path)
-            return predictor
+        predictor: Predictor = load_checkpoint(path)
+        return predictor
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 
@@ -181,7 +166,7 @@ def _run_predict(args: argparse.Namespace) -> int:
             raise UserError(f"--devices: {args.checkpoint} predicts edges, on one device")
         return _rank_links(trained, path, args.output)
     check_devices(trained.config, args.devices, training=False)
-    with blame_data(), _print_warnings():
+    with blame_data():
         dataset = load_to_predict(trained, path)
         logits = trained.predict(dataset, devices=args.devices, method=method_of(args, dataset))
         source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
@@ -207,7 +192,7 @@ def _answer(trained: Predictor, args: argparse.Namespace) -> int:
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
     # Queries are answered from the checkpoint alone, so data may only confirm its graph.
     if args.data is not None:
-        with blame_data(), _print_warnings():
+        with blame_data():
             dataset = load_to_predict(trained, args.data)
         if different := trained.differences(dataset):
             raise UserError(
@@ -227,7 +212,7 @@ def _answer(trained: Predictor, args: argparse.Namespace) -> int:
 
 
 def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
-    with blame_data(), _print_warnings():
+    with blame_data():
         dataset = load_to_predict(trained, path)
         metrics = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
         columns = trained.table(dataset) if output else {}

@@ -40,6 +40,7 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 _SIGNS = "%", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CHF"
 _WITH_COMMAS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?").fullmatch
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?").fullmatch
+_GAP = re.compile("(?<=[0-9])[ '\u2019\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?", re.ASCII).fullmatch
 _DATES = {
     "year/month/day": "%Y/%m/%d",
@@ -162,6 +163,7 @@ def _parsed(
     kind: Kind | None,
 ) -> Reading | None:
     """Return words as numbers or times; None if they are neither, unless the kind is known."""
+    words = [word.replace("\N{MINUS SIGN}", "-") for word in words]
     is_marker = np.array([word.casefold() in MARKERS for word in words], bool)
     candidates = [word for word, marker in zip(words, is_marker, strict=True) if not marker]
     counts = np.bincount(codes[codes >= 0], minlength=len(words))
@@ -211,9 +213,10 @@ def _parsers(words: Sequence[str]) -> Iterator[tuple[Kind, str, Callable[[str], 
     yield "number", "", _number
     text = "".join(words)
     signs = "", *(sign for sign in _SIGNS if sign in text)
+    has_separators = "," in text or any(map(_GAP.search, words))
     for commas in ("thousands separators", "decimal commas")[: 1 + ("," in text)]:
         for sign in signs:
-            how = " and ".join([*[commas] * ("," in text), *[sign] * bool(sign)])
+            how = " and ".join([*[commas] * has_separators, *[sign] * bool(sign)])
             parse = functools.partial(_decorated, sign, commas == "decimal commas")
             if how:
                 yield "number", f"with {how}", parse
@@ -245,6 +248,7 @@ def _decorated(sign: str, decimal_commas: bool, word: str) -> float:
         else:
             return math.nan
         word = "-" * minus + word.strip()
+    word = _GAP.sub("", word)
     if decimal_commas:
         is_such = _DECIMAL_COMMA(word)
         return _number(word.replace(".", "").replace(",", ".")) if is_such else math.nan

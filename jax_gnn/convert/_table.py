@@ -64,7 +64,7 @@ def from_table(
 ) -> Data:
     """Read a graph from a table of edges and, optionally, one of nodes.
 
-    A table is the path of a CSV file with a header, by which commas, semicolons or tabs separate
+    A table is the path of a CSV file with a header, by which commas, semicolons, tabs or bars part
     cells (TSV by its suffix, Parquet and Arrow by pyarrow), a mapping of columns, a data frame of
     pandas or polars, or any other object with the Arrow C stream interface, which pyarrow reads.
     Text may be compressed (``.gz``, ``.zst`` by pyarrow). A file of another suffix that begins with

@@ -189,12 +189,11 @@ class TableFeatures:
         name, place, rows = column.name, self.place, len(reading.values)
         self.columns.append(column)
         self.memory.claim(f"column {name!r}", 8 * rows * len(column.feature_names))
-        if column.kind in ("number", "time"):
-            is_infinite = np.isinf(reading.values).reshape(rows, -1).any(1)
-            if is_infinite.any():
-                where = place(int(is_infinite.argmax()))
-                raise ValueError(f"column {name!r}: {where} has an infinite number")
-        self.parts.append(column.features(reading))
+        features = column.features(reading)
+        if (is_infinite := np.isinf(features).any(axis=1)).any():
+            where = place(int(is_infinite.argmax()))
+            raise ValueError(f"column {name!r}: {where} has a number that is infinite in float32")
+        self.parts.append(features)
         if reading.typos:
             self.notices.append(f"column {name!r}: {reading.typos}")
         if reading.how.startswith("with decimal commas"):

@@ -403,11 +403,12 @@ def number_ends(
         problem = (
             f"the {name} {value[0]!r:.80}, which is the id of no node" if value else f"no {name}"
         )
-        file = nodes.get(table.key[2 * side], nodes[table.key[0]]).path
+        kind = table.key[2 * side] if table.key[2 * side] in nodes else table.key[0]
+        file, known = nodes[kind].path, names[kind].tolist()
         raise ValueError(
             f"{file}: {table.place(row)} has {problem}; "
             f"{unknown.any(0).sum()} of {unknown.shape[1]} rows are such: add the nodes to "
-            f"{file.name}, or leave the rows out"
+            f"{file.name}, where ids are such as {known[0]!r:.80}, or leave the rows out"
         )
     return names, pairs
 
