@@ -403,10 +403,10 @@ def test_pandas_columns_of_several_types():
     pandas = pytest.importorskip("pandas")
     edges = pandas.DataFrame({"src": [7, "007"], "dst": ["007", 7], "w": [1j, 2]})
     index = pandas.Index(["007", 7], name="id")
-    nodes = pandas.DataFrame({"x": [1.5, 2], "note": ["a", 1]}, index=index)
-    with pytest.warns(UserWarning, match=r"edges\['w'\] holds no numbers"):
+    nodes = pandas.DataFrame({"x": [1.5, math.inf], "note": ["a", 1]}, index=index)
+    with pytest.warns(UserWarning, match=r"edges\['w'\] holds no .*\['x'\]: 1 of 2 are infinite"):
         data = convert.from_table(edges, nodes, directed=True)
-    assert data.node_names.tolist() == ["007", "7"] and data.nodes["x"].tolist() == [1.5, 2]
+    assert data.node_names.tolist() == ["007", "7"] and data.nodes["x"].tolist() == [1.5, math.inf]
     assert data.graph.num_edges == 2
     for column in (3, "ab"):
         with pytest.raises(TypeError, match=r"edges\['src'\] must be a column, .* got"):

@@ -34,6 +34,7 @@ from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
 
 # Layers are written for the kernels, so their plain form is not always the fastest one in JAX.
+_FEW_EXAMPLES = 100  # to test on, below which one of them is more than a point
 _COMPARISON = """
   An epoch is {:.2f} times as fast as without kernels, by the same layers in plain XLA.
   Models written for plain JAX may be faster than those: see docs/training.md.
@@ -119,6 +120,9 @@ def _baseline_table(model: str, result: TrainResult, scores: Mapping[str, np.nda
     sentence = verdict(
         command_name(model).partition(" ")[0], factor * _model_score(result), means, unit
     )
+    split = result.trained.split
+    if unit == "points" and split is not None and len(split.test) < _FEW_EXAMPLES:
+        sentence += f" Of {len(split.test)} to test on, one is {100 / len(split.test):.2g} points."
     return f"{table(rows)}\n\n  {sentence}\n"
 
 

@@ -345,6 +345,8 @@ class NamedTable:
             if missing.any():
                 remark = f", filled with {fields['fill']:.6g}" if "fill" in fields else ""
                 report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{remark}")
+            if array.dtype.kind == "f" and (num_infinite := int(np.isinf(array).sum())):
+                report.append(f"{name}: {num_infinite} of {array.size} are infinite")
             self.columns[key] = array[self.is_kept]
         return done
 
