@@ -405,6 +405,19 @@ def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
         assert f"--data is needed: {expected}" in message
 
 
+def test_labels_of_another_kind(digits_checkpoint):
+    """Neither are errors of logits taken for those of numbers, nor numbers for classes."""
+    trained, dataset = load_checkpoint(digits_checkpoint), load_graph("digits")
+    logits = trained.predict(dataset)
+    numbers = dataclasses.replace(dataset, y=dataset.y / 2, label_names=None)
+    one, two = ([[0.0] * n, [1.0] * n] for n in (1, 2))
+    for data, scaling in ((numbers, None), (numbers, two), (dataset, one)):
+        config = dataclasses.replace(trained.config, target_scaling=scaling)
+        model = dataclasses.replace(trained, config=config, data=None)
+        rows = [*predict._accuracy_rows(model, data, logits)]
+        assert rows == [["accuracy", "unknown", "(labels are of another kind)"]]
+
+
 def test_predict_with_unknown_training_data(digits_checkpoint, tmp_path, monkeypatch, capsys):
     trained = load_checkpoint(digits_checkpoint)
     old = TrainedModel(trained.model, trained.config)

@@ -112,7 +112,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         raise data_error(
             dataset,
             "has no edge_features, features of edges (files NAME_edge_labels.txt or "
-            "NAME_edge_attributes.txt, key 'edge_features' of an .npz file)",
+            "NAME_edge_attributes.txt, columns of numbers in edges.csv, key 'edge_features' of an "
+            ".npz file)",
         )
     check_times(dataset, config)
     for plural in ("classes", "relations"):

@@ -76,6 +76,11 @@ def _accuracy_rows(
 ) -> Iterator[list[str]]:
     """Yield rows of a table: accuracies, or errors of a regression, for each part of the data."""
     parts = trained.parts(dataset)
+    if not parts:
+        other = dataset.has_label().any()
+        reason = "labels are of another kind" if other else f"no {dataset.example} has a label"
+        yield ["accuracy", "unknown", f"({reason})"]
+        return
     if dataset.regresses:
         for part, ids in parts.items():
             errors = regression_errors(dataset, logits, ids)
@@ -92,8 +97,6 @@ def _accuracy_rows(
         name = f"{titles[part]} accuracy" if part in PARTS else "accuracy"
         count = f"{len(ids)}" if part in PARTS else f"all {len(ids)} labelled"
         yield [name, f"{100 * accuracies[part]:.2f} %", f"({count} {dataset.example}s)"]
-    if not accuracies:
-        yield ["accuracy", "unknown", f"(no {dataset.example} has a label)"]
 
 
 def write_predictions(

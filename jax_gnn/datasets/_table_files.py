@@ -268,7 +268,10 @@ class NodeTable(FileTable):
             self.label_names = tuple(map(str, classes.tolist()))
             text = f"{classes.size:,} classes"
         elif role == "label":
-            raise ValueError(f"column {name!r} has numbers that are no classes; call it 'target'")
+            raise ValueError(
+                f"column {name!r} has numbers that are no classes; call it 'target', or name it by "
+                "target (--target)"
+            )
         else:
             self.notices += [f"column {name!r}: {reading.typos}"] * bool(reading.typos)
             text = f"numbers {reading.how}{' ' * bool(reading.how)}to regress on"
