@@ -305,6 +305,24 @@ def test_features_of_a_later_table(tmp_path):
         load_csv(write(tmp_path / "c", "id,x\nn1,1\nn2,2\n", edges), recipe=first.table_recipe)
 
 
+@pytest.mark.filterwarnings("ignore:from_table")
+def test_forms_of_a_later_table(tmp_path):
+    """Days are first, and commas decimal, in a later table where both might be meant otherwise."""
+    first = 'id,time,price\na,31/1/2024,"1,5"\nb,1/1/2024,"2,25"\n'
+    later = 'id,time,price\na,2/1/2024,"1,234"\nb,3/1/2024,"2,345"\n'
+    old = load_csv(write(tmp_path / "old", first))
+    new = load_csv(write(tmp_path / "new", later), recipe=old.table_recipe)
+    np.testing.assert_allclose(new.x, [[1, 1.234], [2, 2.345]], rtol=1e-6)
+    assert np.datetime64(int(new.node_time[0]), "s") == np.datetime64("2024-01-02")
+    files = [
+        [tmp_path / name / f"{part}.csv" for part in ("edges", "nodes")] for name in ("old", "new")
+    ]
+    recipe = convert.from_table(*files[0]).recipe
+    nodes = convert.from_table(*files[1], recipe=recipe).nodes
+    np.testing.assert_array_equal(nodes["time"], new.node_time)
+    np.testing.assert_allclose(nodes["price"], [1.234, 2.345], rtol=1e-6)
+
+
 def test_columns_that_are_no_features(tmp_path):
     lines = [f"{i},n{i},{90 - i * i % 90},{i % 3},word {i},NA" for i in range(30)]
     write(tmp_path, "\n".join(["row,id,user_id,x,text,none", *lines]), "src,dst\nn1,n2\n")

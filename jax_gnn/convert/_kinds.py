@@ -77,6 +77,11 @@ class Reading(NamedTuple):
     typos: str = ""
 
     @property
+    def form(self) -> str:
+        """The `how` of the cells, without what else might fit."""
+        return self.how.partition(" (")[0]
+
+    @property
     def missing(self) -> int:
         """Number of cells that are missing, typos included."""
         if self.values.dtype == object:
@@ -89,6 +94,7 @@ def read_kind(
     values: Column,
     place: Callable[[int], str],
     kind: Kind | None = None,
+    form: str = "",
 ) -> Reading:
     """Return what a column of a table holds.
 
@@ -97,6 +103,8 @@ def read_kind(
         values: The column, as `read_columns` returns it.
         place: Description of the place of a row, for errors.
         kind: Kind of the column in an earlier table; None finds the kind.
+        form: `Reading.form` of the column in an earlier table, which has priority: 2/1/2024 is in
+            January if days were first there.
 
     Raises:
         ValueError: More than 1 % of the cells are typos; the error names the first three.
@@ -113,7 +121,7 @@ def read_kind(
     names, (codes,) = encode({name: values if arrow else as_words(values)})
     words = [str(word).strip() for word in names.tolist()]
     if kind not in ("category", "text", "index"):
-        parsed = _parsed(name, words, codes, place, kind)
+        parsed = _parsed(name, words, codes, place, kind, form)
         if parsed is not None:
             is_index = kind is None and parsed.kind == "number" and _is_index(name, parsed.values)
             return parsed._replace(kind="index") if is_index else parsed
@@ -161,6 +169,7 @@ def _parsed(
     codes: np.ndarray,
     place: Callable[[int], str],
     kind: Kind | None,
+    form: str,
 ) -> Reading | None:
     """Return words as numbers or times; None if they are neither, unless the kind is known."""
     words = [word.replace("\N{MINUS SIGN}", "-") for word in words]
@@ -172,7 +181,9 @@ def _parsed(
         return Reading(kind, np.full(len(codes), np.nan))
     best: tuple[int, Kind, str, np.ndarray] | None = None
     alternatives: list[str] = []
-    for found, how, parse in _parsers(candidates):
+    # The first of equally good parsers is taken: that of the form, if there is one.
+    parsers = sorted(_parsers(candidates), key=lambda item: bool(form) and item[1] != form)
+    for found, how, parse in parsers:
         if kind not in (None, found):
             continue
         sample = candidates[:: max(1, len(candidates) // _SAMPLE)]
@@ -201,7 +212,7 @@ def _parsed(
             f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: {typos}; correct them, "
             "or ignore the column"
         )
-    if alternatives and ("/" in how or "thousands" in how):
+    if alternatives and how != form and ("/" in how or "thousands" in how):
         how += f" ({alternatives[0]} fits as well)"
     if typos:
         typos += f" and {bad - 3} more" * (bad > 3) + f", no {found}: counted as missing"

@@ -113,14 +113,14 @@ class FileTable(NamedTable):
         self.details |= {self.roles[role]: use for role, use in _USES.items() if role in self.roles}
         return self
 
-    def read_times(self, unit: str = "") -> None:
+    def read_times(self, unit: str = "", form: str = "") -> None:
         """Set times as int64: whole numbers, or seconds since 1970 for dates.
 
         Raises:
             ValueError: A time is missing or no whole number, or finer than `unit`, that of others.
         """
         values = self.columns[name := self.roles["time"]]
-        reading = read_kind(name, values, self.place)
+        reading = read_kind(name, values, self.place, form=form)
         times, read_unit = reading.values, "whole numbers"
         if reading.kind == "time":
             times, read_unit = whole_seconds(times)
@@ -231,7 +231,8 @@ class NodeTable(FileTable):
             if "time" in self.roles:
                 name, kind = self.roles["time"], "graph" if of_graphs else "node"
                 try:
-                    self.read_times(unit)
+                    forms = {column.name: column.form for column in self.features.columns}
+                    self.read_times(unit, forms.get(name, ""))
                     also = "" if of_graphs else f"{self.details[name]}; also "
                     self.details[name] = f"{also}the time of the {kind}"
                 except ValueError as error:  # the column is a feature alone
