@@ -119,7 +119,7 @@ def test_blanks_bars_and_columns_without_a_name(tmp_path, nodes, edges):
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        ("id,x\na,1\nb,1e39\n", "column 'x': nodes.csv:3 has a number that is infinite in float32"),
+        ("id,x\na,1\nb,1e39\n", "column 'x': nodes.csv:3 has an infinite number; float32"),
         ("id,x\n00,1\n01,2\n", "has the src 'a', .*add the nodes to nodes.csv, where .* as '00'"),
         ("id,,\na,1,2\n", "nodes.csv must have columns of different names, got '' twice"),
     ],

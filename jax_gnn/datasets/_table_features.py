@@ -196,7 +196,9 @@ class TableFeatures:
         features = column.features(reading)
         if (is_infinite := np.isinf(features).any(axis=1)).any():
             where = place(int(is_infinite.argmax()))
-            raise ValueError(f"column {name!r}: {where} has a number that is infinite in float32")
+            raise ValueError(
+                f"column {name!r}: {where} has an infinite number; float32 has none beyond 3.4e38"
+            )
         self.parts.append(features)
         if reading.typos:
             self.notices.append(f"column {name!r}: {reading.typos}")
