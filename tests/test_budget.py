@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 57_337, "flax_layers": 20_668, "tests": 51_961, "cpp": 25_670}
+MAX_LINES = {"jax_gnn": 57_430, "flax_layers": 20_694, "tests": 52_110, "cpp": 25_670}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

@@ -411,8 +411,9 @@ def test_labels_of_another_kind(digits_checkpoint):
     logits = trained.predict(dataset)
     numbers = dataclasses.replace(dataset, y=dataset.y / 2, label_names=None)
     one, two = ([[0.0] * n, [1.0] * n] for n in (1, 2))
-    for data, scaling in ((numbers, None), (numbers, two), (dataset, one)):
-        config = dataclasses.replace(trained.config, target_scaling=scaling)
+    cases = ((numbers, None, False), (numbers, two, False), (dataset, one, False))
+    for data, scaling, multilabel in (*cases, (dataset, None, True)):
+        config = dataclasses.replace(trained.config, target_scaling=scaling, multilabel=multilabel)
         model = dataclasses.replace(trained, config=config, data=None)
         rows = [*predict._accuracy_rows(model, data, logits)]
         assert rows == [["accuracy", "unknown", "(labels are of another kind)"]]
@@ -783,10 +784,10 @@ def test_classes_with_names_of_columns(tmp_path, suffix):
     # Classes may have the names of columns, and of arguments of numpy.savez.
     arrow = pytest.importorskip("pyarrow.parquet") if suffix == "parquet" else None
     names = ("file", "node", "allow_pickle")
-    config = types.SimpleNamespace(target_scaling=None)
+    config = types.SimpleNamespace(target_scaling=None, multilabel=True)
     trained = types.SimpleNamespace(label_names=names, config=config)
     sizes = {"num_examples": 2, "example": "node"}
-    dataset = types.SimpleNamespace(node_names=None, predicted=None, y_multilabel=True, **sizes)
+    dataset = types.SimpleNamespace(node_names=None, predicted=None, **sizes)  # without labels
     logits = jnp.array([[0.0, 1, 2], [3, 4, 5]])
     path = tmp_path / f"table.{suffix}"
     predict.write_predictions(path, trained, dataset, logits)

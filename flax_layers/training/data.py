@@ -365,9 +365,12 @@ def num_outputs(dataset: NodeDataset) -> int:
 
 
 def target_scaled(dataset: NodeDataset, config: TrainConfig, ids: np.ndarray) -> TrainConfig:
-    """Return the settings with mean and deviation of the targets of these training nodes."""
+    """Return the settings with mean and deviation of the targets of these training nodes.
+
+    If nodes have classes, the settings say instead whether they have several each.
+    """
     if not dataset.regresses:
-        return config
+        return dataclasses.replace(config, multilabel=labels(dataset).ndim > 1)
     y = dataset.y[ids].reshape(len(ids), -1).astype(np.float64)
     sizes = dataset.sizes[ids, None] if _is_per_node(config) else np.ones((len(ids), 1))  # type: ignore[attr-defined]
     mean = (y / sizes).mean(0)

@@ -112,7 +112,7 @@ def write_predictions(
         columns |= zip(map("prediction {}".format, range(len(targets))), targets, strict=True)
         if len(targets) == 1:
             columns = {"prediction": targets[0]}
-    elif getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
+    elif trained.config.multilabel:  # a probability for each class
         classes = np.asarray(jax.nn.sigmoid(logits)).T
         columns |= zip(names or map(str, range(len(classes))), classes, strict=True)
     else:

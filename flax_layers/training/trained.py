@@ -402,15 +402,15 @@ class TrainedModel(Predictor):
 
         They are "train", "valid" and "test" of the training's split if these are its data, and
         otherwise "labelled", all nodes with a label of the kind that the model predicts: a class,
-        or as many numbers. There is no part without nodes.
+        several, or as many numbers. There is no part without nodes.
         """
         if self.data is not None and self.split is not None and not self.differences(dataset):
             order = self.renumbered(dataset).order
             return {part: order[ids] for part, ids in vars(self.split).items()}
         targets = self.config.target_scaling
-        if dataset.regresses != (targets is not None) or (
-            targets is not None and num_outputs(dataset) != len(targets[0])
-        ):
+        kind = (self.config.multilabel, None if targets is None else len(targets[0]))
+        sizes = num_outputs(dataset) if dataset.regresses else None
+        if kind != (not dataset.regresses and labels(dataset).ndim > 1, sizes):
             return {}
         labelled = np.flatnonzero(dataset.has_label())
         return {"labelled": labelled} if labelled.size else {}
