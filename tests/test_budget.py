@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 57_445, "flax_layers": 20_715, "tests": 52_235, "cpp": 25_670}
+MAX_LINES = {"jax_gnn": 57_560, "flax_layers": 20_760, "tests": 52_390, "cpp": 25_670}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
