@@ -28,7 +28,13 @@ from flax_layers.training.data import (
     raw_features,
     renumbered,
 )
-from flax_layers.training.devices import check_devices, shard_inputs
+from flax_layers.training.devices import (
+    AXIS,
+    check_devices,
+    merge_devices,
+    mesh_of,
+    shard_inputs,
+)
 from flax_layers.training.graphs import all_groups, connected, stack_batches, to_device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.neighborhoods import predict_past
@@ -36,20 +42,20 @@ from flax_layers.training.predictor import Predictor, Preprocessing, preprocesse
 from flax_layers.training.types import AnyStructure, ArrayByType, Method, Model, PyTree
 from jax_gnn import Batch, __version__, host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
-from jax_gnn.sharding import ShardedGraph
+from jax_gnn.sharding import ShardedGraph, apply_on_devices
 
 
-def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
+def raw_inputs(dataset: NodeDataset, config: TrainConfig, devices: int = 1) -> tuple[Any, ...]:
     """Return the inputs of a predictor of these settings: structure, `raw_features`, edge weights.
 
     Weights of edges are there if the settings ask for them. Many graphs become stacked batches, on
-    the device.
+    the device, as many for each of several devices.
     """
     recipe = recipe_of(config, dataset)
     x: Any = raw_features(dataset, config)
     if isinstance(dataset, GraphsDataset):
         dataset = connected(dataset, config)
-        groups, budget = all_groups(dataset, config)  # type: ignore[arg-type]
+        groups, budget = all_groups(dataset, config, devices)  # type: ignore[arg-type]
         has_edges = config.edge_in_features is not None
         if has_edges and dataset.edge_features is None:
             raise data_error(dataset, "has no edge_features, which the model takes")
@@ -74,9 +80,9 @@ def edge_argument(config: TrainConfig) -> str:
     return "edge_weight" if getattr(config, "edge_weight", False) else ""
 
 
-def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
+def model_inputs(dataset: NodeDataset, config: TrainConfig, devices: int = 1) -> tuple[Any, ...]:
     """Return the inputs of a model of these settings: `raw_inputs` after the preprocessing."""
-    graph, x, *weights = raw_inputs(dataset, config)
+    graph, x, *weights = raw_inputs(dataset, config, devices)
     return graph, preprocessed(preprocessing_of(config), x), *weights
 
 
@@ -286,7 +292,7 @@ class TrainedModel(Predictor):
             ValueError: The dataset has other features, other names, or hyperedges without learned
                 weights; or there are fewer devices, or the model has no parts.
         """
-        check_devices(self.config, devices, training=False)
+        check_devices(self.config, devices)
         check_times(dataset, self.config)
         # Weights that were learned are those of the training's hyperedges, by number.
         convolutions = getattr(stack_of(self.model), "convolutions", [None])
@@ -300,7 +306,7 @@ class TrainedModel(Predictor):
         # The data are brought into the model's order by name; predictions are brought back.
         match = self.renumbered(dataset)
         with host_arrays() if devices > 1 else contextlib.nullcontext():
-            inputs = raw_inputs(self._with_model_classes(match.dataset), self.config)
+            inputs = raw_inputs(self._with_model_classes(match.dataset), self.config, devices)
         graph, x, *weights = inputs
         if (widths := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
@@ -313,7 +319,7 @@ class TrainedModel(Predictor):
             and (self.data is None or "structure" in self.differences(dataset))
         ):
             match.warn()
-        if devices > 1:
+        if devices > 1 and not isinstance(graph, Batch):
             graph, x, *weights = shard_inputs(graph, (x, *weights), devices, method)
         if getattr(self.config, "edge_time", False):
             scaling, config = (
@@ -324,9 +330,16 @@ class TrainedModel(Predictor):
             logits = predict_past(self.model, match.dataset, config, graph, x, *weights)
             logits = scaling.results(logits)
         else:
-            logits = self(
-                graph, x, **dict(zip((edge_argument(self.config),), weights, strict=False))
-            )
+            named = dict(zip((edge_argument(self.config),), weights, strict=False))
+            if devices > 1 and isinstance(graph, Batch):
+                # Each device computes some of the groups of graphs.
+                values, named = jax.tree.map(
+                    lambda array: array.reshape(devices, -1, *array.shape[1:]), ((graph, x), named)
+                )
+                logits = apply_on_devices(self, mesh_of(devices), AXIS, values, named)
+                logits = merge_devices(logits)
+            else:
+                logits = self(graph, x, **named)
         if isinstance(graph, ShardedGraph):
             logits = graph.unshard(logits)
         if isinstance(graph, Batch):  # rows of padding are dropped
