@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.sharding import NamedSharding
 
 from flax_layers import HeteroModel, Stack
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
@@ -30,6 +31,7 @@ from flax_layers.training.data import (
 )
 from flax_layers.training.devices import (
     AXIS,
+    REPLICATED,
     check_devices,
     merge_devices,
     mesh_of,
@@ -38,7 +40,7 @@ from flax_layers.training.devices import (
 from flax_layers.training.graphs import all_groups, connected, stack_batches, to_device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.neighborhoods import predict_past
-from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
+from flax_layers.training.predictor import Predictor, Preprocessing, apply_model, preprocessed
 from flax_layers.training.types import AnyStructure, ArrayByType, Method, Model, PyTree
 from jax_gnn import Batch, __version__, host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
@@ -336,7 +338,14 @@ class TrainedModel(Predictor):
                 values, named = jax.tree.map(
                     lambda array: array.reshape(devices, -1, *array.shape[1:]), ((graph, x), named)
                 )
-                logits = apply_on_devices(self, mesh_of(devices), AXIS, values, named)
+                mesh = mesh_of(devices)
+                graphdef, *arrays = self._parts()
+                arrays = jax.device_put(arrays, NamedSharding(mesh, REPLICATED))
+
+                def predict(graph: PyTree, x: Array, *, arrays: PyTree, **named: Array) -> PyTree:
+                    return apply_model(graphdef, *arrays, {"graph": graph, "x": x, **named})
+
+                logits = apply_on_devices(predict, mesh, AXIS, values, named, arrays=arrays)
                 logits = merge_devices(logits)
             else:
                 logits = self(graph, x, **named)
