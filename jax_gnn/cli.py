@@ -7,13 +7,15 @@ takes `Commands` and adds a subcommand with `add_command`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import platform
 import sys
 import textwrap
+import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any, TypeAlias, cast
 
@@ -207,6 +209,22 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _printed_warnings() -> Iterator[None]:
+    """Print each warning once, in a line on stderr."""
+    seen = set[str]()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            print(f"jax-gnn: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -221,7 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _make_parser().parse_args(argv)
         args.words = sys.argv[1:] if argv is None else [*argv]
-        return cast(int, args.run(args))
+        with _printed_warnings():
+            return cast(int, args.run(args))
     except KeyboardInterrupt as interrupt:  # a command may say how to resume
         print("; ".join(["jax-gnn: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130

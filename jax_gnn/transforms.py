@@ -39,6 +39,8 @@ __all__ = [
 
 DENSE_NODES = 1024
 """Nodes of a graph up to which all its eigenvectors are computed, which is faster than a few."""
+MAX_COORDINATE = 1e150
+"""Largest magnitude of a point's numbers, as float64 holds the squares of larger ones no more."""
 
 
 class Derived(NamedTuple):
@@ -312,7 +314,7 @@ def knn_graph(
     """Join each point to its k nearest neighbors in Euclidean distance, by edges into the point.
 
     Args:
-        x: ``(num_nodes, features)`` finite real numbers.
+        x: ``(num_nodes, features)`` real numbers of a magnitude of at most 1e150.
         k: number of neighbors; smaller graphs have fewer.
         graph_ids: ``(num_nodes,)``, the graph of each point, as in :class:`jax_gnn.Batch`: there
             are no edges between graphs, and none of points with a negative id.
@@ -356,7 +358,7 @@ def radius_graph(
     """Join all points whose Euclidean distance is at most a radius, in both directions.
 
     Args:
-        x: ``(num_nodes, features)`` finite real numbers.
+        x: ``(num_nodes, features)`` real numbers of a magnitude of at most 1e150.
         radius: the distance, not negative.
         graph_ids: ``(num_nodes,)``, the graph of each point, see :func:`knn_graph`.
         loop: whether points have an edge to themselves.
@@ -562,6 +564,8 @@ def _weights(name: str, values: ArrayLike, size_name: str, size: int) -> np.ndar
 def _points(x: ArrayLike, graph_ids: ArrayLike | None) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the points, with a feature at least, and the ids of the points of each graph."""
     points = check_points("x", x)
+    if (largest := np.abs(points).max(initial=0)) > MAX_COORDINATE:
+        raise ValueError(f"x must be at most {MAX_COORDINATE:g} in magnitude, got {largest:g}")
     points = points if points.shape[1] else np.zeros((len(points), 1))
     return points, _groups(graph_ids, len(points))
 

@@ -13,6 +13,7 @@ from op_spec import Incidence
 
 from jax_gnn import Graph, host_arrays
 from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access
 
@@ -176,6 +177,15 @@ class Edges(NamedTuple):
                 x[len(self.rows) :] = np.nan
             arrays.append(x)
         return arrays
+
+    def region(self, model, implementation=None):
+        """Return the region of a model as a function of its arrays."""
+
+        def function(*arrays):
+            args = model.function, arrays, model.accesses, model.outputs, self.matrix
+            return edge_region(*args, implementation=implementation)
+
+        return function
 
     def plain(self, model, arrays):
         """Compute the results in plain JAX, from entries without padding."""

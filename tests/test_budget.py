@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 57_487, "flax_layers": 20_859, "tests": 52_229, "cpp": 25_670}
+MAX_LINES = {"jax_gnn": 57_618, "flax_layers": 20_894, "tests": 52_460, "cpp": 25_670}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

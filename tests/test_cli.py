@@ -35,7 +35,10 @@ from flax_layers.training import (
     save_checkpoint,
     sources,
 )
-from flax_layers.training.data import Fingerprint, fingerprint
+from flax_layers.training.data import Fingerprint, check_dataset, fingerprint
+from flax_layers.training.link_models import LINK_RECIPES
+from flax_layers.training.link_tasks import check_links
+from flax_layers.training.models import command_name
 from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import digits_graph, load_any, load_graph, random_split
@@ -165,7 +168,9 @@ def test_train_and_predict(request, model, source, option, nodes, tmp_path, caps
 
 def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, capsys):
     # A table gets other settings than Planetoid's files, and a line for what is left out.
-    nodes = "id,income,label\n" + "".join(f"n{i},{1000 + i},{i % 2}\n" for i in range(20))
+    parts = ["train"] * 5 + [""] * 15
+    nodes = "".join(f"n{i},{1000 + i},{i % 2},{part}\n" for i, part in enumerate(parts))
+    nodes = "id,income,label,split\n" + nodes
     (tmp_path / "nodes.csv").write_text(nodes)
     edges = "".join(f"n{i},n{(i + 2) % 20},{i}\n" for i in range(20))
     (tmp_path / "edges.csv").write_text("src,dst,weight\n" + edges + "n0,n2,1\n")
@@ -185,7 +190,9 @@ def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, caps
         notes = [line for line in lines if not line.startswith("split ") and "reverse" not in line]
         outcomes.append(([config[name] for name in fields], notes))
     once = "jax-gnn: 1 repeated edges count once, with the sum of their weights"
-    roles = "id: names; income: number; label: 2 classes; src of edges.csv: ids; "
+    lacks = "jax-gnn: the split of the data lacks validation and test nodes: another is drawn"
+    roles = "id: names; income: number; label: 2 classes; split: parts of the data; "
+    roles += "src of edges.csv: ids; "
     roles += "dst of edges.csv: ids; weight of edges.csv: edge weights"
     columns = f"jax-gnn: columns: {roles}"
     assert outcomes == [
@@ -195,11 +202,12 @@ def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, caps
             [
                 once,
                 "jax-gnn: weights of edges are not used (--edge-weight uses them)",
+                lacks,
                 columns,
                 "jax-gnn: --feature-normalization auto is standardize here",
             ],
         ),
-        ([64, 0.0, "none", True], [once, columns]),
+        ([64, 0.0, "none", True], [once, lacks, columns]),
         ([64, 0.5, "standardize", False], []),
     ]
 
@@ -395,6 +403,20 @@ def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
         monkeypatch.setattr(predict, "load_checkpoint", lambda _, trained=trained: trained)
         message = user_error(capsys, ["predict", str(digits_checkpoint)])
         assert f"--data is needed: {expected}" in message
+
+
+def test_labels_of_another_kind(digits_checkpoint):
+    """Neither are errors of logits taken for those of numbers, nor numbers for classes."""
+    trained, dataset = load_checkpoint(digits_checkpoint), load_graph("digits")
+    logits = trained.predict(dataset)
+    numbers = dataclasses.replace(dataset, y=dataset.y / 2, label_names=None)
+    one, two = ([[0.0] * n, [1.0] * n] for n in (1, 2))
+    cases = ((numbers, None, False), (numbers, two, False), (dataset, one, False))
+    for data, scaling, multilabel in (*cases, (dataset, None, True)):
+        config = dataclasses.replace(trained.config, target_scaling=scaling, multilabel=multilabel)
+        model = dataclasses.replace(trained, config=config, data=None)
+        rows = [*predict._accuracy_rows(model, data, logits)]
+        assert rows == [["accuracy", "unknown", "(labels are of another kind)"]]
 
 
 def test_predict_with_unknown_training_data(digits_checkpoint, tmp_path, monkeypatch, capsys):
@@ -762,10 +784,10 @@ def test_classes_with_names_of_columns(tmp_path, suffix):
     # Classes may have the names of columns, and of arguments of numpy.savez.
     arrow = pytest.importorskip("pyarrow.parquet") if suffix == "parquet" else None
     names = ("file", "node", "allow_pickle")
-    config = types.SimpleNamespace(target_scaling=None)
+    config = types.SimpleNamespace(target_scaling=None, multilabel=True)
     trained = types.SimpleNamespace(label_names=names, config=config)
     sizes = {"num_examples": 2, "example": "node"}
-    dataset = types.SimpleNamespace(node_names=None, predicted=None, y_multilabel=True, **sizes)
+    dataset = types.SimpleNamespace(node_names=None, predicted=None, **sizes)  # without labels
     logits = jnp.array([[0.0, 1, 2], [3, 4, 5]])
     path = tmp_path / f"table.{suffix}"
     predict.write_predictions(path, trained, dataset, logits)
@@ -928,6 +950,23 @@ def test_incompatible_settings_and_data(tmp_path, monkeypatch, capsys):
         ("hgt --data typed.npz", "relation 0 runs from nodes of the types 'a' and 'b'"),
     ):
         assert re.search(message, user_error(capsys, ["train", *words.split()]))
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *LINK_RECIPES])
+def test_help_has_examples(name, capsys):
+    """The help of each model has examples that parse; of the digits, those that can be trained."""
+    parser, words = cli._make_parser(), ["train", *command_name(name).split()]
+    with pytest.raises(SystemExit):
+        parser.parse_args([*words, "--help"])
+    text = capsys.readouterr().out.partition("\n\nexamples:\n")[2].partition("\n\n")[0]
+    examples = [line.split() for line in text.splitlines()]
+    assert examples and all(line[: 1 + len(words)] == ["jax-gnn", *words] for line in examples)
+    for line in examples:
+        args = parser.parse_args(line[1:])
+        if args.data == "digits":
+            recipe = RECIPES.get(name) or LINK_RECIPES[name]
+            check = check_dataset if name in RECIPES else check_links
+            check(recipe.load("digits"), recipe.config())
 
 
 def test_help_shows_defaults(capsys):

@@ -16,7 +16,6 @@ from jax_gnn._ops.edge_region import channel_kernel, cuda
 from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.cuda_text import has_tiles
-from jax_gnn._ops.edge_region.primitive import edge_region
 
 needs_cuda = pytest.mark.skipif(
     "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU"
@@ -170,16 +169,6 @@ def test_programs_read_sparse_constants(rng):
 # --- Emulated runs -------------------------------------------------------------------------------
 
 
-def functions(model, edges):
-    """Return the kernels' function, and plain JAX."""
-
-    def kernels(*x):
-        args = model.function, x, model.accesses, model.outputs, edges.matrix
-        return edge_region(*args, implementation="cuda")
-
-    return kernels, lambda *x: edges.plain(model, x)
-
-
 def gradients(function, order, cotangents, tangents):
     """Return a function's results, its gradients, or the gradients of these along tangents."""
     if order == 0:
@@ -212,7 +201,7 @@ def test_values_and_gradients(name, order, dtype, rng):
     if name == "with functions" and not order:
         exact[3] = exact[3] > 0
     inputs = [jnp.asarray(x, x.dtype if x.dtype == bool else dtype) for x in exact]
-    kernels, plain = functions(model, edges)
+    kernels, plain = edges.region(model, "cuda"), lambda *x: edges.plain(model, x)
     valid = [np.where(np.isnan(x), 0, x) if x.dtype != bool else x for x in inputs]
     with jax.enable_x64(True):
         wide = [np.asarray(x, bool if x.dtype == bool else np.float64) for x in valid]
@@ -236,7 +225,7 @@ def test_runs_across_blocks(rng):
     matrix = graph.matrix(weighted=True)
     edges = Edges(matrix, np.asarray(matrix.by_row.rows), np.asarray(matrix.by_row.cols), 300)
     inputs = edges.arrays(rng, model, "float32")
-    kernels, plain = functions(model, edges)
+    kernels, plain = edges.region(model, "cuda"), lambda *x: edges.plain(model, x)
     with jax.default_matmul_precision("highest"):
         (got,), (want,) = kernels(*inputs), plain(*inputs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)

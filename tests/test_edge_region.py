@@ -14,7 +14,6 @@ from op_spec import SCENARIOS, setting
 from region_cases import MODELS, Edges, Model
 
 from jax_gnn._ops.edge_region import row_program
-from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
@@ -22,13 +21,6 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
 IMPLEMENTATIONS = [name for name in op_suite.IMPLEMENTATIONS if name != "cpu"]
 KERNELS = [name for name in op_suite.KERNELS if name != "cpu"]
 MESH_KINDS = AxisType.Auto, AxisType.Explicit
-
-
-def op(model, edges):
-    def function(*arrays):
-        return edge_region(model.function, arrays, model.accesses, model.outputs, edges.matrix)
-
-    return function
 
 
 def plain(model, edges):
@@ -64,7 +56,7 @@ def test_value_and_gradients(name, scenario, implementation, rng):
     model, edges = MODELS[name], Edges.random(rng, scenario)
     arrays = edges.arrays(rng, model, "float64")
     with setting(implementation, "float64"):
-        got = jax.jit(with_gradients(op(model, edges)))(*arrays)
+        got = jax.jit(with_gradients(edges.region(model)))(*arrays)
         want = jax.jit(with_gradients(plain(model, edges)))(*arrays)
     assert_close(got, want)
 
@@ -85,7 +77,7 @@ def test_tangents_and_second_derivatives(name, implementation, rng):
     with setting(implementation, "float64"):
         got, want = (
             jax.jit(functools.partial(derivatives, function))(*arrays)
-            for function in (op(model, edges), plain(model, edges))
+            for function in (edges.region(model), plain(model, edges))
         )
     assert_close(got, want)
 
@@ -107,7 +99,7 @@ def test_batches(name, implementation, rng):
     ]
 
     def one(matrix, *arrays):
-        return with_gradients(op(model, edges._replace(matrix=matrix)))(*arrays)
+        return with_gradients(edges._replace(matrix=matrix).region(model))(*arrays)
 
     stacked = jax.tree.map(lambda *x: np.stack(x), *(edges.matrix for edges in several))
     with setting(implementation, "float64"):
@@ -154,7 +146,7 @@ def test_split_over_devices(name, split, kind, rng):
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
     def one(matrix, *arrays):
-        return with_gradients(op(model, several[0]._replace(matrix=matrix)))(*arrays)
+        return with_gradients(several[0]._replace(matrix=matrix).region(model))(*arrays)
 
     run = jax.jit(jax.vmap(one) if split == "graphs" else one)
     # The default follows the op's sharding rule, too; implementation="xla" leaves splits to XLA.
@@ -173,7 +165,7 @@ def test_narrow_dtypes(name, dtype, implementation, rng):
     model, edges = MODELS[name], Edges.random(rng, "padding")
     arrays = edges.arrays(rng, model, dtype)
     with setting(implementation, dtype):
-        got = jax.jit(op(model, edges))(*arrays)
+        got = jax.jit(edges.region(model))(*arrays)
     with setting("xla", "float64"):
         want = jax.jit(plain(model, edges))(*(x.astype(np.float64) for x in arrays))
     for x, y in zip(got, want, strict=True):
@@ -188,7 +180,7 @@ def test_same_bits_in_large_and_repeated_runs(implementation, rng):
     model, edges = MODELS["pna"], Edges.random(rng, "large")
     arrays = edges.arrays(rng, model, "float32")
     with setting(implementation):
-        compiled = jax.jit(with_gradients(op(model, edges)))
+        compiled = jax.jit(with_gradients(edges.region(model)))
         first = compiled(*arrays)
         for _ in range(10):
             jax.tree.map(np.testing.assert_array_equal, compiled(*arrays), first)
@@ -199,7 +191,9 @@ def test_same_bits_in_large_and_repeated_runs(implementation, rng):
 
 def test_equal_regions_compile_once(rng):
     model, edges = MODELS["gated_gcn"], Edges.random(rng, "random")
-    jaxprs = [jax.make_jaxpr(op(model, edges))(*edges.arrays(rng, model, "float32")) for _ in "ab"]
+    jaxprs = [
+        jax.make_jaxpr(edges.region(model))(*edges.arrays(rng, model, "float32")) for _ in "ab"
+    ]
     a, b = (jaxpr.eqns[-1].params["region"] for jaxpr in jaxprs)
     assert a == b and hash(a) == hash(b) and a.jaxpr is not b.jaxpr
     assert a != a.ties and "none→edge" in repr(a)
@@ -210,7 +204,7 @@ def test_gradients_count_ties_where_extremes_are_found(name, num_walks, rng):
     """But for an extreme over all entries, whose blocks know no extreme of all."""
     model, edges = MODELS[name], Edges.random(rng, "random")
     arrays = edges.arrays(rng, model, "float32")
-    jaxpr = jax.make_jaxpr(jax.grad(loss(op(model, edges))))(*arrays)
+    jaxpr = jax.make_jaxpr(jax.grad(loss(edges.region(model))))(*arrays)
     regions = [eqn.params["region"] for eqn in jaxpr.eqns if "region" in eqn.params]
     assert len(regions) == num_walks
     assert regions[0].num_ties == (2 if num_walks == 2 else 0)
@@ -222,7 +216,7 @@ def test_function_without_instructions_is_plain_xla(rng):
     edges = Edges.random(rng, "random")
     arrays = edges.arrays(rng, model, "float64")
     with setting(None, "float64"):
-        got = jax.jit(with_gradients(op(model, edges)))(*arrays)
+        got = jax.jit(with_gradients(edges.region(model)))(*arrays)
         want = jax.jit(with_gradients(plain(model, edges)))(*arrays)
     assert_close(got, want)
 

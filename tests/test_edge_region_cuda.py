@@ -382,12 +382,6 @@ def test_random_functions(gradients, rng):
     assert regions.check(rng, "cuda", "float64", gradients) == []
 
 
-def cuda_region(model, edges):
-    return lambda *x: regions.edge_region(
-        model.function, x, model.accesses, model.outputs, edges.matrix, implementation="cuda"
-    )
-
-
 def heads_of_odd_rows(x, y):
     s = jax.nn.softmax(x * y)
     return [s * y, jnp.maximum(s, y).mean(-1), s.max()]
@@ -414,7 +408,7 @@ def test_sums_over_any_number_of_lanes(heads, width, rng):
         return jax.jit(lambda *x: (function(*x), jax.grad(loss, (0, 1))(*x)))(*arrays)
 
     with setting(None, "float64"):
-        got = with_gradients(cuda_region(model, edges))
+        got = with_gradients(edges.region(model, "cuda"))
         want = with_gradients(lambda *x: edges.plain(model, x))
     assert regions.relative_error(got, want) < 1e-12
 
@@ -424,24 +418,11 @@ def test_sums_over_any_number_of_lanes(heads, width, rng):
 def test_same_bits(name, rng):
     model, edges = MODELS[name], Edges.random(rng, "giant")
     arrays = edges.arrays(rng, model, "float32")
-    op = cuda_region(model, edges)
+    op = edges.region(model, "cuda")
     first = jax.device_get(jax.jit(op)(*arrays))
     for _ in range(3):
         again = jax.device_get(jax.jit(op)(*arrays))
         assert all(x.tobytes() == y.tobytes() for x, y in zip(first, again, strict=True))
-
-
-def linear_maps(inner, width):
-    """Two linear maps in turn of values of edges, and one of what edges read."""
-
-    def function(x, e, w, v, u):
-        y = jnp.tanh(x + e) @ w
-        z = jnp.tanh(y * v) @ u
-        return [z * x, jnp.sin(y) + v, jnp.tanh(e @ w)]
-
-    rows = [("row", (inner,)), ("edge", (inner,)), ("shared", (inner, width))]
-    rows += [("col", (width,)), ("shared", (width, inner))]
-    return Model(function, rows, [("row", "sum"), ("edge", "none"), ("col", "sum")])
 
 
 @needs_cuda
@@ -548,39 +529,13 @@ def test_products_with_few_columns(width, dtype, rng):
         def loss(function):
             return lambda *x: sum(jnp.sum(jnp.sin(y.astype(float))) for y in function(*x))
 
-        plain, region = functools.partial(edges.plain, model), cuda_region(model, edges)
+        plain, region = functools.partial(edges.plain, model), edges.region(model, "cuda")
         want = plain(exact), jax.grad(loss(lambda *x: plain(x)), (0, 1, 2, 3))(*exact)
         got = region(*arrays), jax.grad(loss(region), (0, 1, 2, 3))(*arrays)
     bound = {"float64": 1e-10, "float32": 5e-3, "bfloat16": 0.1}[dtype]  # TF32 at 70
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b)
         np.testing.assert_allclose(a, b, rtol=0, atol=bound * max(1.0, np.abs(b).max()))
-
-
-SIZES = (12, 20), (33, 5), (8, 66)  # few, as each is compiled
-
-
-@needs_cuda
-@pytest.mark.parametrize("dtype", ["float32", "highest", "bfloat16"])
-def test_linear_maps(dtype, rng):
-    model = linear_maps(*SIZES[int(rng.integers(len(SIZES)))])
-    edges = Edges.random(rng, "random")
-    arrays = [
-        np.asarray(x, np.float64) / (np.sqrt(len(x)) if access == "shared" else 1)
-        for x, access in zip(edges.arrays(rng, model, "float32"), model.accesses, strict=True)
-    ]
-    stored = "float32" if dtype == "highest" else dtype
-    inputs = [jnp.asarray(x, stored) for x in arrays]
-    with jax.enable_x64(True):
-        exact = [np.asarray(x, np.float64) for x in inputs]
-        want = jax.tree.map(np.asarray, edges.plain(model, exact))
-    with jax.default_matmul_precision("highest" if dtype == "highest" else None):
-        results = cuda_region(model, edges)(*inputs)
-    bound = {"float32": 5e-3, "highest": 1e-5, "bfloat16": 0.1}[dtype]
-    for got, expected in zip(results, want, strict=True):
-        scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
-        got = np.asarray(got, np.float64) / scale
-        np.testing.assert_allclose(got, expected / scale, rtol=0, atol=bound)
 
 
 @needs_cuda
@@ -594,7 +549,7 @@ def test_sines(rng):
     x[0, :6] = 0, -0.0, 1e5, -3e5, 1e30, np.inf
     with np.errstate(invalid="ignore"):
         want = [f(x.astype(np.float64)) for f in (np.sin, np.cos)]
-    for got, expected in zip(cuda_region(model, edges)(x), want, strict=True):
+    for got, expected in zip(edges.region(model, "cuda")(x), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=0, atol=2e-7)
 
 
@@ -606,7 +561,7 @@ def test_softplus(rng):
     edges = Edges.random(rng, "random")
     x = np.float32(rng.normal(size=(edges.count, 64)) * np.exp(rng.normal(size=64) * 2))
     x[0, :4] = 0, -100, 100, np.inf
-    (got,) = cuda_region(model, edges)(x)
+    (got,) = edges.region(model, "cuda")(x)
     want = np.logaddexp(x.astype(np.float64), 0)
     written = np.asarray(got).any(1)  # padding is zero
     assert written.sum() >= len(edges.rows) - 1

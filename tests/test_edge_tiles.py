@@ -109,12 +109,6 @@ MODELS = {
 }
 
 
-def cuda_region(model, edges):
-    return lambda *x: regions.edge_region(
-        model.function, x, model.accesses, model.outputs, edges.matrix, implementation="cuda"
-    )
-
-
 def shapes(model, dtype="float32"):
     return [jax.ShapeDtypeStruct(shape, dtype) for _, shape in model.rows]
 
@@ -300,7 +294,7 @@ def test_values(name, precision, rng):
             np.asarray, edges.plain(model, [np.asarray(x, np.float64) for x in inputs])
         )
     with jax.default_matmul_precision("highest" if precision == "highest" else None):
-        results = cuda_region(model, edges)(*inputs)
+        results = edges.region(model, "cuda")(*inputs)
     bound = {"default": 5e-3, "highest": 1e-5, "bfloat16": 0.1}[precision]
     for got, expected in zip(results, want, strict=True):
         if got.dtype == bool:  # the sign of a number near zero may differ
@@ -341,7 +335,7 @@ def test_gradients(name, precision, rng):
         plain = loss(lambda *x: edges.plain(model, x), cotangents)
         want = jax.tree.map(np.asarray, jax.grad(plain, every)(*wide))
     with jax.default_matmul_precision("highest" if precision == "highest" else None):
-        got = jax.jit(jax.grad(loss(cuda_region(model, edges), cotangents), every))(*inputs)
+        got = jax.jit(jax.grad(loss(edges.region(model, "cuda"), cotangents), every))(*inputs)
     for i, (x, y) in enumerate(zip(got, want, strict=True)):
         x = np.asarray(x, np.float64)
         scale = max(1e-2, float(np.max(np.abs(y), initial=0)))
@@ -376,7 +370,7 @@ def test_small_products_of_several_rows_are_computed_again(monkeypatch, rng):
     model = Model(function, rows, [("row", "sum")])
     edges = Edges.random(rng, "random")
     arrays = [np.float32(x) for x in arrays_of(rng, model, edges)]
-    got, want = cuda_region(model, edges)(*arrays), edges.plain(model, arrays)
+    got, want = edges.region(model, "cuda")(*arrays), edges.plain(model, arrays)
     np.testing.assert_allclose(got[0], want[0], rtol=0, atol=5e-3 * float(np.max(np.abs(want[0]))))
 
 

@@ -88,7 +88,11 @@ def test_classes_of_relbench():
         ({"users__pkey_col": "age"}, r"users.age must have a key of its own for each row"),
         ({"orders__time_col": "status"}, "orders.status must be dates, got int64"),
         ({"orders__fkey_col_to_pkey_table": {"user": "shops"}}, "lead to a table .*'shops'"),
-        ({"orders__df": [1, 2]}, "orders must have a data frame df"),
+        ({"orders__df": [1, 2]}, "orders must have a data frame of pandas, df, got .*list"),
+        (
+            {"users__df": pd.DataFrame([[1, 2, 3]], columns=["id", "a", "a"])},
+            "users must have columns of different names, got 'a' twice",
+        ),
         ({"users__df": pd.DataFrame({"id": [1], "a": [{}]})}, "users.a must be numbers"),
         (
             {"users__df": pd.DataFrame({"id": [1, 2], "a": [[1], [2, 3]]})},
@@ -104,6 +108,15 @@ def test_errors_of_tables(changes, message):
         from_relbench(3)
     with pytest.raises(ValueError, match=r"categorical must be of the columns .*'shops"):
         from_relbench(tables(), categorical="shops.size")
+
+
+def test_keys_of_two_types_are_told():
+    users = {"df": pd.DataFrame({"id": [7, 9], "age": [np.inf, 1.0]}), "pkey_col": "id"}
+    visits = {"df": pd.DataFrame({"user": ["9", "7"]}), "fkey_col_to_pkey_table": {"user": "users"}}
+    message = "visits.user: 2 keys are of no row of users; they are .*, those of users int64"
+    with pytest.warns(UserWarning, match=message):
+        data = from_relbench({"users": users, "visits": visits})
+    assert data.report[0] == "users.age: 1 of 2 are infinite"
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])

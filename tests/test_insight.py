@@ -520,6 +520,8 @@ def test_fidelity(rng: Rng) -> None:
     scores = rng.normal(size=graph.num_edges)
     scores[16:] = 9  # padding is no edge
     result = fidelity(model, graph, x, scores, num_edges=6)
+    ranks = np.argsort(np.argsort(scores)).astype(np.uint8)  # whose negatives wrap
+    assert fidelity(model, graph, x, ranks, num_edges=6) == result
     # plus compares with the graph without the top edges, minus with the top edges alone.
     edges, order = edge_array(graph), np.argsort(-scores[:16])
     smaller = [Graph.from_edges(edges[o].T, num_nodes=N) for o in (order[6:], order[:6])]
@@ -552,6 +554,10 @@ def test_picture(rng: Rng) -> None:
     assert len(axes.collections[1].get_offsets()) == len(two_hops)
     assert {text.get_text() for text in axes.texts} == {str(node) for node in two_hops}
     few = plot_neighborhood(graph, 2, edges=attribution, top_edges=1, ax=axes.figure.add_subplot())
+    names = ["$x_$"] * graph.num_nodes  # which is no formula
+    plot_neighborhood(
+        graph, 2, edges=attribution, top_edges=0, names=names
+    ).figure.draw_without_rendering()
     assert len(few.collections[0].get_segments()) == min(1, len(want))
 
 
@@ -615,6 +621,13 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         r"labels must be \(num_nodes=3,\), got shape \(1,\)",
     ),
     (lambda: plot_neighborhood(GRAPH, 7), ValueError, r"nodes\[0\] = 7 is outside"),
+    (lambda: plot_neighborhood(GRAPH, 0, names="ab"), ValueError, "names must be of num_nodes=3"),
+    (
+        lambda: plot_neighborhood(GRAPH, 0, edges=[0, np.nan]),
+        ValueError,
+        r"edges must be finite, got nan of edge 1 \(1 such\)",
+    ),
+    (lambda: plot_neighborhood(GRAPH, 0, edges=[1j, 0]), TypeError, "edges must be real numbers"),
 ]
 
 

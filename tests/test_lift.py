@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,6 +19,7 @@ from processes import run_fuzzer
 
 import jax_gnn
 from jax_gnn import Graph, lift
+from jax_gnn._program import lift_order
 
 NODES, EDGES, WIDTH, GRAPHS = 7, 23, 5, 2
 FUNCTIONS = 20
@@ -128,6 +132,14 @@ def mixed_types(x, e, s, r, charge, pairs, g, **_):
     return total, y + readout[g], y.T[:, s[:4]]
 
 
+def random_and_constant_ids(x, e, s, r, **_):
+    key = jax.random.key(0)
+    m = jnp.where(jax.random.bernoulli(key, 0.5, (EDGES, WIDTH)), x[s] * x[r], e[:, :1])
+    noise = jax.vmap(jax.random.normal)(jax.random.split(key, EDGES)).astype(x.dtype)
+    y = sum_by(m * noise[:, None], r, NODES)
+    return y + x[jnp.arange(NODES)[::-1]], x.at[jnp.arange(NODES)].add(y)
+
+
 def with_rules(x, e, s, r, **_):
     @jax.custom_vjp
     def doubled(x):
@@ -151,6 +163,7 @@ MODELS: list[Callable[..., Any]] = [
     masked,
     rows_of_one_array,
     mixed_types,
+    random_and_constant_ids,
     with_rules,
 ]
 KEPT = {with_rules: 1}
@@ -238,6 +251,17 @@ def test_ids_that_are_negative_or_too_large(function, is_traced):
     assert_equal(actual, called(function, jax.tree.map(jnp.asarray, floats), ids), 2e-5)
 
 
+@pytest.mark.parametrize("is_traced", [False, True], ids=["known", "traced"])
+def test_ids_without_a_sign(is_traced):
+    with jax.enable_x64(True):
+        floats, ids = jax.tree.map(jnp.asarray, draw())
+        ids = {**ids, **{name: ids[name].at[3].set(NODES + 5).astype("uint64") for name in "sr"}}
+        lifted = lift(graph_network, deterministic=True)
+        call = jax.jit(lambda ids: called(lifted, floats, ids))
+        actual = call(ids) if is_traced else called(lifted, floats, ids)
+        assert_equal(actual, called(graph_network, floats, ids), 1e-12)
+
+
 def test_padded_edges_of_traced_ids_have_no_effect():
     floats, ids = draw(np.float32)
     ids["s"][-5:] = ids["r"][-5:] = NODES  # as jax-md pads
@@ -295,6 +319,17 @@ def test_a_graph_is_sorted_once(monkeypatch):
     assert (len(calls), len(traces)) == (3, 1)  # once for all layers, outside of the loop
 
 
+def test_threads_may_call_one_function(monkeypatch):
+    """Whose orders of edges are more than are kept."""
+    monkeypatch.setattr(lift_order, "_MAX_GRAPHS", 2)
+    floats, _ = draw(np.float32)
+    lifted, graphs = lift(gcn, deterministic=True), [draw(seed=i)[1] for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda i: called(lifted, floats, graphs[i % 6]), range(90)))
+    for i, y in enumerate(results):
+        np.testing.assert_array_equal(y, results[i % 6])
+
+
 @pytest.mark.parametrize("is_traced", [False, True], ids=["known", "traced"])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_caller_sorts(is_traced, reverse):
@@ -340,6 +375,35 @@ def test_transformations():
         jax.jit(lambda w: of(lifted, w)), disabled_checks=jax_gnn.EXPORT_CHECKS
     )(w[0])
     assert_equal(exported.call(w[0]), of(schnet, w[0]), 2e-5)
+    rows, count = jax.export.symbolic_shape("n, e")
+    shapes = [jax.ShapeDtypeStruct(x, y) for x, y in (((rows, 5), "float32"), ((count,), "int32"))]
+    exported = jax.export.export(jax.jit(lift(lambda x, s: x[s] - x[s[::-1]])))(*shapes)
+    g = ids["g"]
+    np.testing.assert_array_equal(exported.call(w[0], g), w[0][g] - w[0][g[::-1]])
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="regions store nothing of edges on GPUs")
+@pytest.mark.parametrize("saves", [False, True])
+def test_checkpoints_store_no_rows_of_edges(saves):
+    rng = np.random.default_rng(0)
+    x, kernels = (jnp.asarray(rng.normal(size=n), "float32") for n in ((50, 32), (6, 32, 32)))
+    s, r = jnp.asarray(rng.integers(50, size=(2, 2000)))
+
+    def layer(x, w):
+        return jnp.tanh(x + sum_by(jnp.tanh(x[s] @ w) * jnp.sin(x[r]), r, 50))
+
+    def bytes_stored(layer):
+        lifted = lift(
+            lambda ws: jax.lax.scan(lambda x, w: (layer(x, w), 0), x, ws)[0].sum(),
+            deterministic=True,
+        )
+        return (
+            jax.jit(jax.grad(lifted)).lower(kernels).compile().memory_analysis().temp_size_in_bytes
+        )
+
+    policy = jax.checkpoint_policies.everything_saveable if saves else None
+    again = bytes_stored(jax.checkpoint(layer, policy=policy))
+    assert (again < bytes_stored(layer) / 2) != saves
 
 
 def test_maps_over_graphs_and_over_devices():
@@ -368,6 +432,11 @@ def test_explanations_name_programs_and_lines_of_what_is_left():
     assert "program mixed_types on" in text and "%0" in text
     assert "test_lift.py" in text and "int32 is summed exactly in any order" in text
     assert "runs as it is" in lift(lambda x: x[:, ::2]).explain(floats["x"])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), {**floats, **ids})
+    assert (
+        text.splitlines()[0]
+        == lift(mixed_types, deterministic=True).explain(**abstract).splitlines()[0]
+    )
 
 
 def test_edges_that_gain_nothing_run_as_they_are():
@@ -425,12 +494,29 @@ def test_functions_are_traced_once():
 
 def test_arrays_that_a_function_closes_over_may_change():
     floats, ids = draw(np.float32)
-    weights = [jnp.ones(WIDTH)]
-    lifted = lift(lambda x, s, r: sum_by(weights[0] * x[s] * x[r], r, NODES))
-    first = lifted(floats["x"], ids["s"], ids["r"])
-    weights[0] = 2 * weights[0]
-    second = lifted(floats["x"], ids["s"], ids["r"])
-    np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+    for ones in (jnp.ones, np.ones):
+        weights = [ones(WIDTH, "float32")]
+
+        def function(x, s, r, weights=weights):
+            return sum_by(weights[0] * x[s] * x[r], r, NODES)
+
+        lifted = lift(function, deterministic=True)
+        first = lifted(floats["x"], ids["s"], ids["r"])
+        weights[0] = 2 * weights[0]
+        second = lifted(floats["x"], ids["s"], ids["r"])
+        np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+
+
+def test_results_have_the_types_of_the_call():
+    def function(x, s, r):
+        return sum_by(x[s] * jnp.linspace(0, 1, WIDTH) * x[r], r, NODES)
+
+    floats, ids = draw(np.float32)
+    lifted = lift(function, deterministic=True)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            actual = lifted(floats["x"], ids["s"], ids["r"])
+            assert_equal(actual, function(jnp.asarray(floats["x"]), ids["s"], ids["r"]), 1e-5)
 
 
 class Model:
@@ -439,6 +525,24 @@ class Model:
     @lift
     def __call__(self, x, s, r):
         return sum_by(self.weight * x[s] * x[r], r, NODES)
+
+
+@lift
+@jax.jit
+def in_this_module(x, s, r):
+    return sum_by(x[s] * x[r], r, NODES)
+
+
+def test_lifted_functions_are_copied_and_pickled_after_a_call():
+    floats, ids = draw(np.float32)
+    by_value = lift(gcn, deterministic=True)
+    first = called(by_value, floats, ids)
+    for lifted in (by_value, in_this_module, Model.__call__):
+        again = pickle.loads(pickle.dumps(lifted))
+        assert copy.deepcopy(lifted) is copy.copy(lifted) is lifted
+        assert (again is lifted) == (lifted is not by_value)
+    again = pickle.loads(pickle.dumps(by_value))
+    np.testing.assert_array_equal(called(again, floats, ids), first)
 
 
 def test_methods_are_lifted():

@@ -94,6 +94,9 @@ OTHERS = {
     "negative": {"ids_of": lambda flags, ids: jnp.where(flags, ids, -1)},
     "other ids": {"ids_of": lambda flags, ids: jnp.where(flags, ids[::-1], NODES)},
     "two arrays": {"ids_of": lambda flags, ids: jnp.where(flags, ids, ids[::-1])},
+    "three arrays": {
+        "ids_of": lambda flags, ids: jax.lax.select_n(flags.astype("int32"), ids, ids[::-1], ids)
+    },
     "clip": {"mode": "clip"},  # negative ids are clipped, too
 }
 

@@ -50,6 +50,7 @@ OTHERS = {
     "sums of senders": lambda x, s, r: quotient(jnp.exp(x - max_by(x, r, NODES)[r]), s),
     "maxima of senders": lambda x, s, r: quotient(jnp.exp(x - max_by(x, s, NODES)[r]), r),
     "epsilon, unshifted": lambda x, s, r: quotient(jnp.exp(x), r, epsilon=1e-16),
+    "constant shift": lambda x, s, r: quotient(jnp.exp(x - 3), r),
     "other nodes": lambda x, s, r: quotient(jnp.exp(x - max_by(x, r, NODES)[r]), r, NODES + 1),
     "other axis": lambda x, s, r: jax.nn.softmax(x, -1),
     "other sums": lambda x, s, r: jnp.exp(x) / sum_by(2 * jnp.exp(x), r, NODES)[r],

@@ -152,6 +152,16 @@ def test_one_head_is_like_none(rng):
     assert "attention (dot)" in program(attention).explain(graph, **arguments)
 
 
+@pytest.mark.usefixtures("with_regions")
+def test_rows_without_numbers(rng):
+    def function(g, x: Node, e: Edge):
+        m = jnp.tanh(g.src(x) * g.dst(x))
+        return g.sum(m), g.max(m), g.reverse.min(m), g.sum(jnp.sin(jnp.concatenate([m, e])))
+
+    graph = Graph.from_edges(*rng.integers(0, 5, (2, 12)), num_nodes=5)
+    assert_same(function, graph, {"x": np.ones((5, 0)), "e": rng.normal(size=(12, 3))})
+
+
 def test_an_axis_of_one_meets_a_longer_one(rng):
     """A slice of gates of size 1 times vectors, as in PaiNN's message."""
 
@@ -970,6 +980,18 @@ def test_default_precision_is_that_of_the_call(rng):
         assert f"Precision.{name}" in text
 
 
+def test_types_are_those_of_the_call(rng):
+    @program
+    def scaled(g, x: Node):
+        return g.sum(g.src(x) * jnp.linspace(0, 1, 5))
+
+    graph = random_graph(rng, Sizes(40, 300))
+    x = rng.normal(size=(graph.num_nodes, 5)).astype(np.float32)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            assert scaled(graph, x).dtype == scaled.reference(graph, x).dtype
+
+
 def test_linear_maps_are_in_regions(rng):
     """Regions have linear maps if the chosen implementation has kernels for them."""
 
@@ -1211,8 +1233,9 @@ def test_refused_arguments(rng):
         program(of_rows)(graph, x, None)
     with pytest.raises(TypeError, match=r"program rgcn_of_ones: missing a required argument: 'w'"):
         rgcn(graph, x)
-    with pytest.raises(ValueError, match=r"x must have a row for each node, got a scalar"):
-        rgcn(graph, np.float64(1), w)
+    for scalar in (np.float64(1), 1.0):
+        with pytest.raises(ValueError, match=r"x must have a row for each node, got a scalar"):
+            rgcn(graph, scalar, w)
     untyped = RelationalGraph.from_triples([0], [0], [0], num_nodes=1)
     with pytest.raises(ValueError, match=r"of_type\[0\] has a row for each node type, and"):
         program(MODELS["hgt"])(untyped, x[:1], [w], w, w, w)

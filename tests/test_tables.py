@@ -77,6 +77,9 @@ def customers(folder, rows=5000):
         (["1.234,5 €", "-2 €", ""], "number", [1234.5, -2, NAN]),
         (["1,234", "2,345"], "number", [1234, 2345]),  # decimal commas would do, too
         (["1,23", "4.5"], "category", None),
+        (["1 234,5", "\u2212" + "2\u00a0000"], "number", [1234.5, -2000]),
+        (["1'234 CHF", "5 CHF"], "number", [1234, 5]),
+        (["12 34", "5"], "category", None),
         (["2024-01-05", "null", "1969-12-31"], "time", [19727 * DAY, NAN, -DAY]),
         (["1970-01-01T01:00+01:00", "1970-01-01 00:00:00.5"], "time", [0, 0.5]),
         (["1970-01-02", "9999-12-31T23:00-14:00"], "category", None),  # beyond the last year
@@ -97,6 +100,45 @@ def test_kinds(cells, kind, values):
     if values is not None:
         scale = 10**6 if kind == "time" else 1
         np.testing.assert_allclose(reading.values / scale, values)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges"),
+    [
+        ('id, x, "y z",,\n" a", 1,3 , ,\nb ,2,4,,\n', 'src , dst\na, b\n" b",a \n'),
+        ("id|x|y z\na|1|3\nb|2|4\n", "src|dst\na|b\nb|a\n"),
+    ],
+)
+def test_blanks_bars_and_columns_without_a_name(tmp_path, nodes, edges):
+    """Blanks around names do not count, nor do empty columns that a spreadsheet appends."""
+    data = load_csv(write(tmp_path, nodes, edges))
+    assert data.feature_names == ("x", "y z") and data.x.tolist() == [[1, 3], [2, 4]]
+    assert [*zip(data.src.tolist(), data.dst.tolist(), strict=True)] == [(1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ("id,x\na,1\nb,1e39\n", "column 'x': nodes.csv:3 has an infinite number; float32"),
+        ("id,x\n00,1\n01,2\n", "has the src 'a', .*add the nodes to nodes.csv, where .* as '00'"),
+        ("id,,\na,1,2\n", "nodes.csv must have columns of different names, got '' twice"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*beyond 2")
+def test_refusals_name_the_place(tmp_path, nodes, message):
+    with pytest.raises(ValueError, match=message):
+        load_csv(write(tmp_path, nodes))
+
+
+@pytest.mark.parametrize("suffix", ["csv.zip", "xlsx", "jsonl"])
+def test_files_that_are_no_tables(tmp_path, suffix):
+    """A folder's error lists what is there; a path's says what will do."""
+    for part in ("nodes", "edges"):
+        (tmp_path / f"{part}.{suffix}").write_bytes(b"PK")
+    with pytest.raises(FileNotFoundError, match=f"it has edges.{suffix}, nodes.{suffix}"):
+        load_csv(tmp_path)
+    with pytest.raises(ValueError, match=f"edges.{suffix} must be CSV or TSV, .* unpack it"):
+        convert.from_table(tmp_path / f"edges.{suffix}")
 
 
 def test_ambiguous_dates_are_told():
@@ -263,6 +305,24 @@ def test_features_of_a_later_table(tmp_path):
         load_csv(write(tmp_path / "c", "id,x\nn1,1\nn2,2\n", edges), recipe=first.table_recipe)
 
 
+@pytest.mark.filterwarnings("ignore:from_table")
+def test_forms_of_a_later_table(tmp_path):
+    """Days are first, and commas decimal, in a later table where both might be meant otherwise."""
+    first = 'id,time,price\na,31/1/2024,"1,5"\nb,1/1/2024,"2,25"\n'
+    later = 'id,time,price\na,2/1/2024,"1,234"\nb,3/1/2024,"2,345"\n'
+    old = load_csv(write(tmp_path / "old", first))
+    new = load_csv(write(tmp_path / "new", later), recipe=old.table_recipe)
+    np.testing.assert_allclose(new.x, [[1, 1.234], [2, 2.345]], rtol=1e-6)
+    assert np.datetime64(int(new.node_time[0]), "s") == np.datetime64("2024-01-02")
+    files = [
+        [tmp_path / name / f"{part}.csv" for part in ("edges", "nodes")] for name in ("old", "new")
+    ]
+    recipe = convert.from_table(*files[0]).recipe
+    nodes = convert.from_table(*files[1], recipe=recipe).nodes
+    np.testing.assert_array_equal(nodes["time"], new.node_time)
+    np.testing.assert_allclose(nodes["price"], [1.234, 2.345], rtol=1e-6)
+
+
 def test_columns_that_are_no_features(tmp_path):
     lines = [f"{i},n{i},{90 - i * i % 90},{i % 3},word {i},NA" for i in range(30)]
     write(tmp_path, "\n".join(["row,id,user_id,x,text,none", *lines]), "src,dst\nn1,n2\n")
@@ -342,6 +402,7 @@ def test_data_frames(package):
         "time": times,
         "n": [None, 3],
         "x": ["1", "NA"],
+        "on": [True, None],
     }
     table = frames.DataFrame(columns)
     if package == "pandas":
@@ -351,8 +412,23 @@ def test_data_frames(package):
     with pytest.warns(UserWarning, match="seconds since 1970"):
         data = convert.from_table({"src": ["a"], "dst": ["b"]}, table, one_hot="kind")
     assert data.nodes["kind"].tolist() == [[1], [0]]
-    for name, values in (("time", [DAY, NAN]), ("n", [NAN, 3]), ("x", [1, NAN])):
+    for name, values in (("time", [DAY, NAN]), ("n", [NAN, 3]), ("x", [1, NAN]), ("on", [1, NAN])):
         np.testing.assert_array_equal(data.nodes[name], values)
+
+
+def test_pandas_columns_of_several_types():
+    """Arrow converts no such column; names are text then, and the index still names nodes."""
+    pandas = pytest.importorskip("pandas")
+    edges = pandas.DataFrame({"src": [7, "007"], "dst": ["007", 7], "w": [1j, 2]})
+    index = pandas.Index(["007", 7], name="id")
+    nodes = pandas.DataFrame({"x": [1.5, math.inf], "note": ["a", 1]}, index=index)
+    with pytest.warns(UserWarning, match=r"edges\['w'\] holds no .*\['x'\]: 1 of 2 are infinite"):
+        data = convert.from_table(edges, nodes, directed=True)
+    assert data.node_names.tolist() == ["007", "7"] and data.nodes["x"].tolist() == [1.5, math.inf]
+    assert data.graph.num_edges == 2
+    for column in (3, "ab"):
+        with pytest.raises(TypeError, match=r"edges\['src'\] must be a column, .* got"):
+            convert.from_table({"src": column, "dst": [1, 2]})
 
 
 @pytest.mark.parametrize("suffix", ["csv.gz", "csv.zst", "parquet", "arrow", "tsv"])

@@ -529,6 +529,9 @@ def test_normalization_of_features():
     np.testing.assert_allclose(x[:, :2].std(0), 1, rtol=1e-3)
     np.testing.assert_array_equal(x[:, 2], dataset.x[:, 2])
     assert set(settled(dataset, GCNLinkConfig()).scaling) == {""}
+    # Of numbers whose differences float32 loses, a constant no larger than 1 is left.
+    large = dataclasses.replace(dataset, x=np.stack([np.full(40, -5e9), np.full(40, 0.5)], 1))
+    np.testing.assert_array_equal(node_features(large, GCNConfig()), np.full((40, 2), [-1, 0.5]))
     # Words of a document are scaled by rows, but flags stay as they are for links.
     words = dataclasses.replace(dataset, x=np.eye(40))
     counts = dataclasses.replace(dataset, x=3 * np.eye(40))

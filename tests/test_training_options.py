@@ -148,7 +148,13 @@ def test_legends_are_no_wider_than_their_axes(tmp_path, monkeypatch):
     }
     figures = []
     monkeypatch.setattr(plot, "_save", lambda figure, path: figures.append(figure))
-    plot.plot_learning_curves(result, tmp_path / "p.png", title="t", baselines=baselines)
+    worst = np.full((2, 11), -np.inf)  # R2 of a training that diverged
+    run = dataclasses.replace(result.run, valid_accuracy=worst, test_accuracy=worst)
+    diverged = dataclasses.replace(result, run=run, errors={"r2": worst[:, 0]})
+    with np.errstate(invalid="ignore"):
+        plot.plot_learning_curves(diverged, tmp_path / "p.png", title="t")
+    assert figures.pop().axes[1].get_ylim()[0] == pytest.approx(-1.02)
+    plot.plot_learning_curves(result, tmp_path / "p.png", title="a$b_$", baselines=baselines)
     (figure,) = figures
     figure.savefig(tmp_path / "p.png")  # which lays it out
     labels = {line.get_label() for line in figure.axes[1].lines}

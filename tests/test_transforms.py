@@ -431,6 +431,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: jax.jit(transforms.line_graph)(GRAPH), TypeError, "line_graph works on the host only"),
     (lambda: transforms.knn_graph([1.0], 1), ValueError, r"x must be \(num_nodes, features\), got"),
     (lambda: transforms.knn_graph([[np.nan]], 1), ValueError, r"x must be finite, got nan at \[0"),
+    (lambda: transforms.knn_graph([[0], [-1e200]], 1), ValueError, "x must be at most 1e[+]150 in"),
     (lambda: transforms.radius_graph([[1.0]], -1), ValueError, "radius must not be negative"),
     (
         lambda: transforms.radius_graph([[1.0]], 1, graph_ids=[0, 0]),

@@ -30,11 +30,15 @@ EXAMPLES = {
     "gin": ("--data cora.npz --learn-eps",),
     "gin-graph": ("--data MUTAG.txt --folds 10", "--data PROTEINS --folds 10 --batch-size 128"),
     "gcn-graph": ("--data PROTEINS --folds 10",),
+    "gine-graph": ("--data ogbg_molesol",),
+    "gatedgcn-graph": ("--data ogbg_molesol", "--data MUTAG --layers 3"),
+    "pna-graph": ("--data PROTEINS --folds 10",),
     "sage-graph": ("--data PROTEINS --reduce max",),
     "gat-graph": ("--data ogbg_molesol",),
     "sage": ("--data cora.npz --reduce max",),
     "gat": ("--data planetoid/ind.cora.x",),
     "gatv2": ("--data cora.npz --heads 4 --share-weights",),
+    "gatedgcn": ("--data FOLDER",),
     "transformer": ("--data cora.npz --gated",),
     "rgcn": (
         "--data aifb.npz",
@@ -42,6 +46,7 @@ EXAMPLES = {
         "--data dblp.npz --features native --hidden-features 64 --dropout 0.5",
     ),
     "rgat": ("--data dblp.npz", "--data aifb.npz --features none --bases 10"),
+    "simplehgn": ("--data dblp.npz", "--data imdb_hgb.npz --heads 4"),
     "hgt": ("--data dblp.npz", "--data imdb_hgb.npz --heads 4"),
     "gcn-link": ("", "--data cora.npz", "--data planetoid/ind.cora.x --variational"),
     "sage-link": ("", "--data cora.npz --reduce max"),
@@ -149,7 +154,8 @@ def _add_data(group: argparse._ArgumentGroup, files: str, edges: str | None) -> 
 
 def _add_model(models: Commands, recipe: Recipe) -> None:
     name, title = recipe.config.model, recipe.config.title
-    built_in = recipe.dataset not in BY_PATH
+    # The digits have no features of edges.
+    built_in = recipe.dataset not in BY_PATH and recipe.config.edge_input != "required"
     compares = ", beside the same layers without kernels" if recipe.structure else ""
     tasks = " For many graphs with a label each: --task graph." * (f"{name}-graph" in RECIPES)
     tasks += " For edges: --task link." * (f"{name}-link" in LINK_RECIPES)

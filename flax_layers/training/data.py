@@ -112,7 +112,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         raise data_error(
             dataset,
             "has no edge_features, features of edges (files NAME_edge_labels.txt or "
-            "NAME_edge_attributes.txt, key 'edge_features' of an .npz file)",
+            "NAME_edge_attributes.txt, columns of numbers in edges.csv, key 'edge_features' of an "
+            ".npz file)",
         )
     check_times(dataset, config)
     for plural in ("classes", "relations"):
@@ -203,9 +204,11 @@ def settled(dataset: NodeDataset, config: C) -> C:
     scaling = {}
     for name, x in parts.items():
         mean, std = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
-        # Columns of zeros and ones stay as they are, and so do constant ones.
-        fixed = _is_flags(x).all(0) | (std < 1e-6 * (1 + np.abs(mean)))
-        mean, std = np.where(fixed, 0, mean), np.where(fixed, 1, std)
+        # Columns of zeros and ones stay as they are. Constant ones become 1 at most, as float32
+        # keeps nothing of small differences between large numbers.
+        flags, constant = _is_flags(x).all(0), std < 1e-6 * (1 + np.abs(mean))
+        std = np.where(flags, 1, np.where(constant, np.maximum(np.abs(mean), 1), std))
+        mean = np.where(flags | constant, 0, mean)
         if settings.sums:  # rows of length one, or sums over many neighbours explode
             std = std * np.sqrt(max(x.shape[1], 1))
         scaling[name] = [mean.astype(np.float32).tolist(), std.astype(np.float32).tolist()]
@@ -362,9 +365,12 @@ def num_outputs(dataset: NodeDataset) -> int:
 
 
 def target_scaled(dataset: NodeDataset, config: TrainConfig, ids: np.ndarray) -> TrainConfig:
-    """Return the settings with mean and deviation of the targets of these training nodes."""
+    """Return the settings with mean and deviation of the targets of these training nodes.
+
+    If nodes have classes, the settings say instead whether they have several each.
+    """
     if not dataset.regresses:
-        return config
+        return dataclasses.replace(config, multilabel=labels(dataset).ndim > 1)
     y = dataset.y[ids].reshape(len(ids), -1).astype(np.float64)
     sizes = dataset.sizes[ids, None] if _is_per_node(config) else np.ones((len(ids), 1))  # type: ignore[attr-defined]
     mean = (y / sizes).mean(0)
@@ -437,6 +443,20 @@ def _published_split(dataset: NodeDataset, config: TrainConfig, seed: int) -> Sp
     # With a share of 0 all training nodes validate, too.
     count = max(1, round(share * train.size)) if share else train.size
     return Split(np.sort(shuffled[count if share else 0 :]), np.sort(shuffled[:count]), test)
+
+
+def unused_split(dataset: NodeDataset, config: TrainConfig) -> list[str]:
+    """Return the parts that the dataset's split lacks, so that a training draws another split."""
+    ids: dict[str, np.ndarray | None] = {
+        "training": dataset.train_idx,
+        "validation": dataset.val_idx,
+        "test": dataset.test_idx,
+    }
+    lacking = [part for part, rows in ids.items() if rows is None]
+    folds: int = getattr(config, "folds", 0)
+    if config.split != "auto" or folds or len(lacking) == len(ids):
+        return []
+    return lacking if _published_split(dataset, config, config.seed) is None else []
 
 
 def class_weights(dataset: NodeDataset, config: TrainConfig, ids: np.ndarray) -> np.ndarray | None:

@@ -41,8 +41,10 @@ def plot_learning_curves(
     run = result.run
     regresses = result.errors is not None
     unit = 1 if regresses else 100
-    epochs = np.arange(1, run.train_loss.shape[1] + 1)
-    figure, loss_axes, accuracy_axes = _figure()
+    rows, count = run.train_loss.shape
+    epochs = np.arange(1, count + 1)
+    title += f" (mean ± std of {rows} {run.over})" * (rows > 1)
+    figure, loss_axes, accuracy_axes = _figure(title)
     curves = [
         (loss_axes, run.train_loss, "training (with dropout)", _BLUE),
         (accuracy_axes, unit * run.train_accuracy, "training", _BLUE),
@@ -60,7 +62,6 @@ def plot_learning_curves(
             lowest = min(lowest, float(low[settled:].min()))
         axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
     mean, std = unit * run.accuracy_mean, unit * run.accuracy_std
-    rows = len(run.train_loss)
     form = ".3f" if regresses else ".1f"
     label = "at the best epoch" if run.over == "folds" else "test (best epoch)"
     label = f"{label}: {mean_and_std(mean, std, rows, form)}"
@@ -69,12 +70,11 @@ def plot_learning_curves(
     loss_axes.set(ylabel=loss, ylim=(0, None))
     scores = {name: unit * float(values.mean()) for name, values in (baselines or {}).items()}
     _draw_baselines(accuracy_axes, scores, form)
-    lowest = min(lowest, mean, *(max(value, -unit) for value in scores.values()))
+    lowest = min(lowest, *(max(value, -unit) for value in (mean, *scores.values())))
     bottom = lowest - 0.02 if regresses else max(lowest - 2, 0)
     top = min(accuracy_axes.get_ylim()[1], unit)
     accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, top))
     _style((loss_axes, accuracy_axes), epochs)
-    figure.suptitle(title + (f" (mean ± std of {rows} {run.over})" if rows > 1 else ""))
     _save(figure, path)
 
 
@@ -94,7 +94,7 @@ def plot_link_curves(
         baselines: Test metrics by name of a baseline, drawn as lines.
     """
     epochs = np.arange(1, len(result.losses) + 1)
-    figure, loss_axes, metric_axes = _figure()
+    figure, loss_axes, metric_axes = _figure(title)
     _plot(loss_axes, epochs, result.losses, "training", _BLUE)
     metrics = ("auc", "ap") if result.best_by == "auc" else ("mrr", "hits@10")
     for metric, colour in zip(metrics, (_ORANGE, _BLUE), strict=True):
@@ -110,15 +110,15 @@ def plot_link_curves(
     loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
     metric_axes.set(ylabel="%", ylim=(None, min(metric_axes.get_ylim()[1], 100)))
     _style((loss_axes, metric_axes), epochs)
-    figure.suptitle(title)
     _save(figure, path)
 
 
-def _figure() -> tuple[Figure, Axes, Axes]:
+def _figure(title: str) -> tuple[Figure, Axes, Axes]:
     # A bare Figure draws through Agg and leaves pyplot's global state alone.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 4.4), dpi=150, layout="constrained")
+    figure.suptitle(title, parse_math=False)  # "$" is a character of names
     left, right = figure.subplots(1, 2)
     return figure, left, right
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import importlib.util
-import sys
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,23 +41,11 @@ def _table_file(text: str) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def _print_warnings() -> Iterator[None]:
-    """Print each warning once, on stderr."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    messages = (str(w.message) for w in caught if issubclass(w.category, UserWarning))
-    for message in dict.fromkeys(messages):
-        print(f"jax-gnn: warning: {message}", file=sys.stderr)
-
-
 def _load_predictor(path: Path) -> Predictor:
-    """Load a checkpoint, and print on stderr what it lacks."""
+    """Load a checkpoint."""
     try:
-        with _print_warnings():
-            predictor: Predictor = load_checkpoint(path)
-            return predictor
+        predictor: Predictor = load_checkpoint(path)
+        return predictor
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 
@@ -91,6 +76,11 @@ def _accuracy_rows(
 ) -> Iterator[list[str]]:
     """Yield rows of a table: accuracies, or errors of a regression, for each part of the data."""
     parts = trained.parts(dataset)
+    if not parts:
+        other = dataset.has_label().any()
+        reason = "labels are of another kind" if other else f"no {dataset.example} has a label"
+        yield ["accuracy", "unknown", f"({reason})"]
+        return
     if dataset.regresses:
         for part, ids in parts.items():
             errors = regression_errors(dataset, logits, ids)
@@ -107,8 +97,6 @@ def _accuracy_rows(
         name = f"{titles[part]} accuracy" if part in PARTS else "accuracy"
         count = f"{len(ids)}" if part in PARTS else f"all {len(ids)} labelled"
         yield [name, f"{100 * accuracies[part]:.2f} %", f"({count} {dataset.example}s)"]
-    if not accuracies:
-        yield ["accuracy", "unknown", f"(no {dataset.example} has a label)"]
 
 
 def write_predictions(
@@ -124,7 +112,7 @@ def write_predictions(
         columns |= zip(map("prediction {}".format, range(len(targets))), targets, strict=True)
         if len(targets) == 1:
             columns = {"prediction": targets[0]}
-    elif getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
+    elif trained.config.multilabel:  # a probability for each class
         classes = np.asarray(jax.nn.sigmoid(logits)).T
         columns |= zip(names or map(str, range(len(classes))), classes, strict=True)
     else:
@@ -181,7 +169,7 @@ def _run_predict(args: argparse.Namespace) -> int:
             raise UserError(f"--devices: {args.checkpoint} predicts edges, on one device")
         return _rank_links(trained, path, args.output)
     check_devices(trained.config, args.devices)
-    with blame_data(), _print_warnings():
+    with blame_data():
         dataset = load_to_predict(trained, path)
         logits = trained.predict(dataset, devices=args.devices, method=method_of(args, dataset))
         source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
@@ -207,7 +195,7 @@ def _answer(trained: Predictor, args: argparse.Namespace) -> int:
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
     # Queries are answered from the checkpoint alone, so data may only confirm its graph.
     if args.data is not None:
-        with blame_data(), _print_warnings():
+        with blame_data():
             dataset = load_to_predict(trained, args.data)
         if different := trained.differences(dataset):
             raise UserError(
@@ -227,7 +215,7 @@ def _answer(trained: Predictor, args: argparse.Namespace) -> int:
 
 
 def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
-    with blame_data(), _print_warnings():
+    with blame_data():
         dataset = load_to_predict(trained, path)
         metrics = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
         columns = trained.table(dataset) if output else {}

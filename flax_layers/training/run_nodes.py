@@ -12,7 +12,13 @@ import numpy as np
 from flax_layers.training import options, report
 from flax_layers.training.baselines import baseline_scores, best_baseline, summaries, verdict
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
-from flax_layers.training.data import check_dataset, num_outputs, settled_direction, splits_by_time
+from flax_layers.training.data import (
+    check_dataset,
+    num_outputs,
+    settled_direction,
+    splits_by_time,
+    unused_split,
+)
 from flax_layers.training.devices import check_devices
 from flax_layers.training.graphs import check_neighbours, connected
 from flax_layers.training.loop import train
@@ -27,6 +33,7 @@ from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
 
 # Layers are written for the kernels, so their plain form is not always the fastest one in JAX.
+_FEW_EXAMPLES = 100  # to test on, below which one of them is more than a point
 _COMPARISON = """
   An epoch is {:.2f} times as fast as without kernels, by the same layers in plain XLA.
   Models written for plain JAX may be faster than those: see docs/training.md.
@@ -112,6 +119,9 @@ def _baseline_table(model: str, result: TrainResult, scores: Mapping[str, np.nda
     sentence = verdict(
         command_name(model).partition(" ")[0], factor * _model_score(result), means, unit
     )
+    split = result.trained.split
+    if unit == "points" and split is not None and len(split.test) < _FEW_EXAMPLES:
+        sentence += f" Of {len(split.test)} to test on, one is {100 / len(split.test):.2g} points."
     return f"{table(rows)}\n\n  {sentence}\n"
 
 
@@ -152,6 +162,9 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, trained: TrainedMode
     if getattr(dataset, "edge_time", None) is not None and not getattr(config, "edge_time", False):
         advice = "nodes see edges of all times; --batch-size N --edge-time: up to their own"
         print(f"jax-gnn: times of edges are not used ({advice})", file=sys.stderr)
+    if lacking := unused_split(dataset, config):
+        text = f"lacks {' and '.join(lacking)} {dataset.example}s: another is drawn"
+        print(f"jax-gnn: the split of the data {text}", file=sys.stderr)
     if splits_by_time(dataset, config):
         sizes = "{:,} to train, {:,} to validate, {:,} to test".format(
             *map(len, vars(trained.split).values())

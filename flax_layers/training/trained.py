@@ -24,6 +24,7 @@ from flax_layers.training.data import (
     fingerprint,
     labels,
     node_mask,
+    num_outputs,
     numbered_types,
     preprocessing_of,
     raw_features,
@@ -422,11 +423,17 @@ class TrainedModel(Predictor):
         """Return the ids of the nodes that accuracies are computed over.
 
         They are "train", "valid" and "test" of the training's split if these are its data, and
-        otherwise "labelled", all nodes with a label; there is no part without nodes.
+        otherwise "labelled", all nodes with a label of the kind that the model predicts: a class,
+        several, or as many numbers. There is no part without nodes.
         """
         if self.data is not None and self.split is not None and not self.differences(dataset):
             order = self.renumbered(dataset).order
             return {part: order[ids] for part, ids in vars(self.split).items()}
+        targets = self.config.target_scaling
+        kind = (self.config.multilabel, None if targets is None else len(targets[0]))
+        sizes = num_outputs(dataset) if dataset.regresses else None
+        if kind != (not dataset.regresses and labels(dataset).ndim > 1, sizes):
+            return {}
         labelled = np.flatnonzero(dataset.has_label())
         return {"labelled": labelled} if labelled.size else {}
 

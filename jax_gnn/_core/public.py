@@ -1,9 +1,12 @@
-"""Decorators of public functions."""
+"""Decorators of public functions, and of functions of users."""
 
 from __future__ import annotations
 
 import functools
+import operator
+import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import jax
@@ -53,3 +56,70 @@ def one_call(*static: str) -> Callable[[F], F]:
         return cast(F, call)
 
     return decorate
+
+
+# --- Functions of users --------------------------------------------------------------------------
+
+_BY_NAME = "_by_name"
+
+
+class Decorated:
+    """A function with options, made by a decorator; its copies are itself, as a function's are."""
+
+    def __init__(self, function: Callable[..., Any], *options: Any) -> None:
+        functools.update_wrapper(cast(Any, self), function)
+        self._function = function
+        self._options = options
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        """Return the function and the options; what is cached is made again.
+
+        The module has this object under the function's name, so that pickle would not find the
+        function. It finds `_by_name`.
+        """
+        name = getattr(self, "__qualname__", "")
+        is_named = _at_name(self.__module__, name) is self
+        if is_named and not isinstance(self._function, FunctionType):
+            return name  # of a function that another decorator has made
+        function = self._by_name if is_named else self._function
+        return _restored, (type(self), function, *self._options)
+
+    @functools.cached_property
+    def _by_name(self) -> FunctionType:
+        """A copy of the function that pickle finds: its qualified name is this attribute."""
+        original = self._function
+        assert isinstance(original, FunctionType)
+        copy = FunctionType(
+            original.__code__,
+            original.__globals__,
+            original.__name__,
+            original.__defaults__,
+            original.__closure__,
+        )
+        functools.update_wrapper(copy, original).__dict__.pop("__wrapped__")
+        copy.__kwdefaults__ = original.__kwdefaults__
+        copy.__qualname__ = f"{original.__qualname__}.{_BY_NAME}"
+        return copy
+
+
+def _at_name(module: str, name: str) -> Any:
+    """Return the object of a module under a name, or None."""
+    try:
+        return operator.attrgetter(name)(sys.modules[module])
+    except (AttributeError, KeyError):
+        return None
+
+
+def _restored(kind: type[Decorated], function: Callable[..., Any], *options: Any) -> Decorated:
+    """Return an unpickled object: that of its module, if there is one."""
+    name = getattr(function, "__qualname__", "")
+    found = _at_name(function.__module__, name.removesuffix(f".{_BY_NAME}"))
+    if isinstance(found, kind) and vars(found).get(_BY_NAME) is function:
+        return found
+    return kind(function, *options)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
@@ -18,9 +16,9 @@ from jax_gnn._core.arguments import to_array
 from jax_gnn._core.ffi import implementation
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.op import align_varying, varying_axes
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Decorated, public
 from jax_gnn._program import reference
-from jax_gnn._program.backend import backend
+from jax_gnn._program.backend import settings
 from jax_gnn._program.matrices import Matrices, Structure, parts_of
 from jax_gnn._program.passes import DISTRIBUTE, PASSES
 from jax_gnn._program.plan import Plan, make_plan, tune_plan
@@ -34,25 +32,7 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
-_BY_NAME = "_by_name"
 ProgramGraph = Structure | Hypergraph | HeteroGraph | EdgeView
-
-
-def _at_name(module: str, name: str) -> Any:
-    """Return the object of a module under a name, or None."""
-    try:
-        return operator.attrgetter(name)(sys.modules[module])
-    except (AttributeError, KeyError):
-        return None
-
-
-def _restored(function: Callable[..., Any], passes: Sequence[str], tune: bool) -> Program:
-    """Return an unpickled program: that of its module, if there is one."""
-    name = getattr(function, "__qualname__", "")
-    program = _at_name(function.__module__, name.removesuffix(f".{_BY_NAME}"))
-    if isinstance(program, Program) and vars(program).get(_BY_NAME) is function:
-        return program
-    return Program(function, passes, tune)
 
 
 class _Call(NamedTuple):
@@ -81,7 +61,7 @@ class _Call(NamedTuple):
 
 
 @public
-class Program:
+class Program(Decorated):
     """A function of a graph and of arrays, made by :func:`program`."""
 
     def __init__(
@@ -99,8 +79,7 @@ class Program:
             tune: See there.
             has_constants: Whether arrays that the function closes over stay the same.
         """
-        functools.update_wrapper(self, function)
-        self._function = function
+        super().__init__(function, tuple(passes), tune)
         self._name = getattr(unwrap(function), "__name__", "program")
         self._passes = tuple(passes)
         self._tune = tune
@@ -124,43 +103,6 @@ class Program:
     @functools.cached_property
     def _spaces(self) -> dict[str, Space]:
         return annotated_spaces(self._function)
-
-    # --- Copies --------------------------------------------------------------------------------
-
-    def __copy__(self) -> Program:
-        return self  # as a function is
-
-    def __deepcopy__(self, memo: object) -> Program:
-        return self
-
-    def __reduce__(self) -> Any:
-        """Return the function and the options; plans are made again.
-
-        The module has the program under the function's name, so that pickle would not find the
-        function. It finds `_by_name`.
-        """
-        is_named = _at_name(self.__module__, getattr(self, "__qualname__", "")) is self
-        function = self._by_name if is_named else self._function
-        return _restored, (function, self._passes, self._tune)
-
-    @functools.cached_property
-    def _by_name(self) -> FunctionType:
-        """A copy of the function that pickle finds: its qualified name is this attribute."""
-        original = self._function
-        assert isinstance(original, FunctionType)
-        copy = FunctionType(
-            original.__code__,
-            original.__globals__,
-            original.__name__,
-            original.__defaults__,
-            original.__closure__,
-        )
-        functools.update_wrapper(copy, original).__dict__.pop("__wrapped__")
-        copy.__kwdefaults__, copy.__qualname__ = (
-            original.__kwdefaults__,
-            f"{original.__qualname__}.{_BY_NAME}",
-        )
-        return copy
 
     # --- What users call -----------------------------------------------------------------------
 
@@ -323,15 +265,14 @@ class Program:
             return self._function(*call.args, **call.kwargs)
 
         key: Any = (
-            backend(),
-            jax.default_matmul_precision.value,
+            settings(),
             jax.tree.structure(graph),
             _varying((graph, arrays)),
             *(_static(leaf) for leaf in jax.tree.leaves(graph)),
             tree,
             # 1, 1.0 and True are equal, as are 0.0 and -0.0, also within other values.
             *(
-                _static(x) if i in arrays else (type(x), x, repr(x))
+                _static(arrays[i]) if i in arrays else (type(x), x, repr(x))
                 for i, (_, x) in enumerate(leaves)
             ),
         )

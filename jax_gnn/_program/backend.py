@@ -1,4 +1,4 @@
-"""The backend: what computes a program, on which patterns and regions depend."""
+"""The backend, what computes a program, and other settings on which its plans depend."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def backend() -> str:
     chosen: str = chosen_implementation.value or default
     has_maps = chosen != "cuda" or cuda_compile.supports_linear_maps()
     return chosen if has_maps else "xla"
+
+
+def settings() -> tuple[str, str | None, bool]:
+    """Return the backend and the settings of JAX that plans depend on."""
+    return backend(), jax.default_matmul_precision.value, jax.enable_x64.value

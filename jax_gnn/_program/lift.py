@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.export
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import is_traced
-from jax_gnn._core.public import public
-from jax_gnn._program.backend import backend
+from jax_gnn._core.public import Decorated, public
+from jax_gnn._program.backend import settings
 from jax_gnn.graph import Graph
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class _Traced(NamedTuple):
 
 
 @public
-class Lifted:
+class Lifted(Decorated):
     """A function whose messages are programs, made by :func:`lift`."""
 
     def __init__(
@@ -104,8 +105,7 @@ class Lifted:
             )
         if graph is not None and not isinstance(graph, Graph):
             raise TypeError(f"graph must be a Graph or None, got {type(graph).__name__}")
-        functools.update_wrapper(self, function)
-        self._function = function
+        super().__init__(function, graph, deterministic)
         self._graph = None if graph is None else graph.check()
         self._deterministic = arguments.check_flag("deterministic", deterministic)
         self._traces: OrderedDict[Any, _Traced] = OrderedDict()
@@ -133,31 +133,33 @@ class Lifted:
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return the programs of a call, and the gathers and scatters that stay, with their lines.
 
-        Arguments are those of a call; nothing runs.
+        Arguments are those of a call; arrays may be abstract, as of `jax.eval_shape`. Nothing runs.
         """
-        call = _flatten(args, kwargs)
-        traced, _ = self._trace(call)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        is_abstract = [_is_array(x) and not _is_known_integer(x) for x in leaves]
+        texts: list[str] = []
+
+        def explain(arrays: Sequence[Any]) -> None:
+            rest = iter(arrays)
+            new = [next(rest) if a else x for a, x in zip(is_abstract, leaves, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, new)
+            texts.append(self._explanation(_flatten(args, kwargs)))
+
+        jax.eval_shape(explain, [x for a, x in zip(is_abstract, leaves, strict=True) if a])
+        return texts[0]
+
+    def _explanation(self, call: _Call) -> str:
         name = getattr(self._function, "__name__", type(self._function).__name__)
+        traced, _ = self._trace(call)
         if traced.plan is None:
             return f"{name} runs as it is: {traced.reason}"
-        texts: list[str] = []
-        is_id = [_is_known_integer(x) for x in call.arrays]
-        floats = [x for x, known in zip(call.arrays, is_id, strict=True) if not known]
-
         from jax_gnn._program.lift_order import Context
 
-        plans = []
-
-        def run(floats: Sequence[Any]) -> Any:
-            rest = iter(floats)
-            arrays = [x if k else next(rest) for x, k in zip(call.arrays, is_id, strict=True)]
-            context = Context(self._graph, self._deterministic, texts)
-            plans.append(plan.settled(arrays, context))
-            return plans[0].evaluate(arrays, context)
-
-        plan = traced.plan
-        jax.eval_shape(run, floats)
-        left = plans[0].explanations()
+        texts: list[str] = []
+        context = Context(self._graph, self._deterministic, texts)
+        plan = traced.plan.settled(call.arrays, context)
+        plan.evaluate(call.arrays, context)
+        left = plan.explanations()
         head = f"{name}: {len(texts)} programs of edges, {len(left)} gathers or scatters left"
         return "\n\n".join([head, *(["\n".join(left)] if left else []), *texts])
 
@@ -166,9 +168,10 @@ class Lifted:
 
         The second is None unless the function was traced now, and would trace the same again.
         """
-        if call.key is not None and call.key in self._traces:
-            self._traces.move_to_end(call.key)
-            return self._traces[call.key], None
+        known = None if call.key is None else self._traces.pop(call.key, None)
+        if known is not None:  # other threads may call, too
+            self._traces[call.key] = known
+            return known, None
         outs: dict[str, Any] = {}
 
         def flat(*arrays: Any) -> list[Any]:
@@ -182,6 +185,8 @@ class Lifted:
 
         if not call.places:
             return _Traced(None, "it takes no arrays"), None
+        if any(jax.export.is_symbolic_dim(size) for x in call.arrays for size in x.shape):
+            return _Traced(None, "sizes of its arrays are symbols"), None
         modules = _initializing_modules()
         if any(modules):
             return _Traced(None, "it makes parameters"), None
@@ -207,7 +212,7 @@ class Lifted:
             plan = plan if plan.is_lifted else None
         traced = _Traced(plan, reason, closed.out_avals, **outs)
         # Arrays that a function closes over may be others next time.
-        if call.key is not None and not any(isinstance(x, jax.Array) for x in closed.consts):
+        if call.key is not None and not closed.consts:
             self._traces[call.key] = traced
             if len(self._traces) > _MAX_PLANS:
                 self._traces.popitem(last=False)
@@ -240,8 +245,7 @@ def _flatten(args: Any, kwargs: Any) -> _Call:
     key: Any = (
         tree,
         places,
-        backend(),
-        jax.default_matmul_precision.value,
+        settings(),
         *(
             jax.typeof(x) if i in set(places) else (type(x), x, repr(x))
             for i, x in enumerate(leaves)
@@ -254,8 +258,13 @@ def _flatten(args: Any, kwargs: Any) -> _Call:
     return _Call(leaves, places, tree, key)
 
 
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
 def _is_known_integer(x: Any) -> bool:
-    return not is_traced(x) and jnp.issubdtype(x.dtype, np.integer)
+    is_known = isinstance(x, jax.Array | np.ndarray) and not is_traced(x)
+    return is_known and jnp.issubdtype(x.dtype, np.integer)
 
 
 def _as_type(x: Any, like: Any) -> Any:

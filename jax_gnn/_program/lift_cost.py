@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from jax_gnn._core.arrays import FLOATS
 from jax_gnn._ops.relational_aggregate.schedule import Launch, between, gathered, once
 from jax_gnn._program.backend import backend
 from jax_gnn._program.cost import Cost, Costs
@@ -185,7 +186,7 @@ def permutation_times(num_edges: int, avals: Iterable[Any]) -> Times:
             moved = gathered(num_edges, row_bytes, num_edges) + between(num_edges, row_bytes)
             time = Cost.of("permutation", moved).time
         forward += time
-        training += time * (2 if aval.dtype.kind == "f" else 1)
+        training += time * (2 if aval.dtype in FLOATS else 1)
     return Times(forward, training)
 
 

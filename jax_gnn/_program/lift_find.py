@@ -119,6 +119,10 @@ class Analysis(Indexing):
         chosen = {group: _choose_ends(uses) for group, uses in by_group.items()}
         edges = self.edges
         self.edges = {}
+        by_edge = {*edges}  # and all that is computed from edges
+        for eqn in self.flat.eqns:
+            if any(v in by_edge for v in eqn.invars if is_var(v)):
+                by_edge.update(eqn.outvars)
         # Nodes that are summed by graph have one end, too. They stay nodes.
         two_ends = [ends for ends in chosen.values() if ends[0] != ends[1]]
         node_counts = {key[1] for ends in two_ends for key in ends}
@@ -128,11 +132,7 @@ class Analysis(Indexing):
             reason = self._refused.get((receivers, senders), "")
             if receivers == senders and uses[0].num_edges in node_counts:
                 reason = "its rows are nodes, which have one id each"
-            elif any(
-                self._depends_on_edges(use.end.root, edges)
-                for use in uses
-                if use.key in (receivers, senders)
-            ):
+            elif any(use.end.root in by_edge for use in uses if use.key in (receivers, senders)):
                 reason = "its ids are computed from rows of edges"
             elif self._is_trivial(uses, edges):
                 reason = "nothing is computed between gathers and scatters"
@@ -144,7 +144,7 @@ class Analysis(Indexing):
             for use in uses:
                 if use.key not in (receivers, senders):
                     self.left[id(use.eqn)] = use.eqn, "the edges have two other ends"
-                    is_plain = not self._depends_on_edges(use.end.root, edges)
+                    is_plain = use.end.root not in by_edge
                     if use.reduce not in ("", "softmax") and is_plain and not reason:
                         self._third_ends[use] = space
                 elif reason:
@@ -172,25 +172,8 @@ class Analysis(Indexing):
 
     def end_of(self, use: Use, space: EdgeSpace) -> End:
         """Return the end of a space that a use reads or writes."""
-        is_receivers = self.number(space.receivers.root) == use.key[0]
-        return (
-            space.receivers
-            if is_receivers and space.receivers.num_nodes == use.key[1]
-            else (space.senders)
-        )
-
-    def _depends_on_edges(self, root: Any, edges: dict[Any, Any]) -> bool:
-        stack, visited = [root], set()
-        while stack:
-            var = stack.pop()
-            if not is_var(var) or var in visited:
-                continue
-            visited.add(var)
-            if var in edges:
-                return True
-            eqn = self.producers.get(var)
-            stack += eqn.invars if eqn is not None else ()
-        return False
+        receivers = self.number(space.receivers.root), space.receivers.num_nodes
+        return space.receivers if use.key == receivers else space.senders
 
     def _is_trivial(self, uses: Sequence[Use], edges: dict[Any, EdgeValue]) -> bool:
         """Whether nothing is reduced, and gathered rows meet in no equation."""
@@ -432,8 +415,8 @@ def _choose_ends(uses: Sequence[Use]) -> tuple[Any, Any]:
     scattered: Counter[Any] = Counter()
     total: Counter[Any] = Counter()
     for use in uses:
-        scattered[use.key] += use.numbers if use.reduce else 0
-        total[use.key] += use.numbers
+        scattered[use.key] += use.moved.size if use.reduce else 0
+        total[use.key] += use.moved.size
     receivers = (scattered if any(scattered.values()) else total).most_common(1)[0][0]
     others = [key for key, _ in total.most_common() if key != receivers]
     return receivers, (others or [receivers])[0]

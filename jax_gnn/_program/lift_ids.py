@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,12 +21,9 @@ from jax_gnn._program.rows import MAX_CONSTANT
 from jax_gnn._program.trace import inner_jaxpr, inner_jaxprs, parameter_key
 
 _REDUCTIONS = {
-    "scatter-add": "sum",
-    "scatter_add": "sum",
-    "scatter-max": "max",
-    "scatter_max": "max",
-    "scatter-min": "min",
-    "scatter_min": "min",
+    f"scatter{sign}{name}": reduce
+    for sign in "-_"
+    for name, reduce in (("add", "sum"), ("max", "max"), ("min", "min"))
 }
 CLIPS = "clip", "promise"
 SOFTMAX = jex.Primitive("jax_gnn_lifted_softmax")
@@ -80,11 +77,6 @@ class Use:
         is_scatter = self.reduce in _REDUCTIONS.values()
         return (self.eqn.invars[2] if is_scatter else self.eqn.outvars[0]).aval
 
-    @property
-    def numbers(self) -> int:
-        """Number of elements that are gathered or scattered."""
-        return math.prod(self.moved.shape)
-
 
 class Segment(NamedTuple):
     """Equations that run as they were.
@@ -105,6 +97,7 @@ class Flat(NamedTuple):
 
     Attributes:
         products: The results of scatters that are written as products of one-hot rows.
+        checkpoints: The options of the ``jax.checkpoint`` that each variable is made in.
     """
 
     invars: list[Any]
@@ -112,6 +105,7 @@ class Flat(NamedTuple):
     eqns: list[Equation]
     outvars: list[Any]
     template: jex.Jaxpr
+    checkpoints: Mapping[Any, Mapping[str, Any]]
     products: frozenset[Any] = frozenset()
 
     def segment(self, eqns: Sequence[Equation], needed: Container[Any]) -> Segment:
@@ -141,8 +135,11 @@ def flatten(closed: jex.ClosedJaxpr) -> Flat:
     """
     eqns: list[Equation] = []
     consts: dict[Any, Any] = {}
+    checkpoints: dict[Any, Mapping[str, Any]] = {}
 
-    def walk(jaxpr: jex.Jaxpr, values: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def walk(
+        jaxpr: jex.Jaxpr, values: Sequence[Any], operands: Sequence[Any], options: Any = None
+    ) -> list[Any]:
         env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         for var, value in zip(jaxpr.constvars, values, strict=True):
             env[var] = jex.Var(var.aval)
@@ -152,16 +149,20 @@ def flatten(closed: jex.ClosedJaxpr) -> Flat:
             if _is_inlined(eqn):
                 inner = inner_jaxpr(eqn)
                 body = inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner
-                outs = walk(body, getattr(inner, "consts", ()), inputs)
+                is_checkpoint = eqn.primitive.name in REMATS
+                inner_options = eqn.params if is_checkpoint else options
+                outs = walk(body, getattr(inner, "consts", ()), inputs, inner_options)
             else:
                 outs = [jex.Var(v.aval) for v in eqn.outvars]
                 eqns.append(eqn.replace(invars=inputs, outvars=outs))
+                checkpoints.update(dict.fromkeys(outs, options) if options else {})
             env.update(zip(eqn.outvars, outs, strict=True))
         return [env[v] if is_var(v) else v for v in jaxpr.outvars]
 
     jaxpr = closed.jaxpr
     outvars = walk(jaxpr, closed.consts, jaxpr.invars)
-    return Flat(list(jaxpr.invars), consts, needed_equations(eqns, outvars), outvars, jaxpr)
+    eqns = needed_equations(eqns, outvars)
+    return Flat(list(jaxpr.invars), consts, eqns, outvars, jaxpr, checkpoints)
 
 
 def _is_inlined(eqn: Equation) -> bool:
@@ -181,7 +182,6 @@ class Indexing:
     Attributes:
         flat: The jaxpr.
         left: Gathers and scatters that stay, with the reason, by the id of their equation.
-        producers: The equation that makes each variable.
         readers: The equations that read each variable; None among them for a result.
         uses: The gathers and scatters of rows, by the id of their equation.
     """
@@ -189,7 +189,7 @@ class Indexing:
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
         self.left: dict[int, tuple[Equation, str]] = {}
-        self.producers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
+        self._producers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
         self.readers: dict[Any, list[Equation | None]] = defaultdict(list)
         for eqn in flat.eqns:
             for var in filter(is_var, eqn.invars):
@@ -199,13 +199,20 @@ class Indexing:
         self._numbers = self._value_numbers()
         self.uses = self._find_uses()
 
+    def producer(self, atom: Any) -> Equation | None:
+        """Return the equation that makes a variable; None for arguments and literals."""
+        return self._producers.get(atom) if is_var(atom) else None
+
     def _value_numbers(self) -> dict[Any, Any]:
         """Number integers, so that equal functions of equal arrays have one number."""
         numbers: dict[Any, Any] = {}
         seen: dict[Any, Any] = {}
         for eqn in self.flat.eqns:
-            avals = [v.aval for v in eqn.outvars]
-            if any(getattr(aval, "dtype", np.dtype(float)).kind not in "iub" for aval in avals):
+            dtypes = [getattr(v.aval, "dtype", float) for v in eqn.outvars]
+            is_exact = [
+                jnp.issubdtype(x, np.integer) or jnp.issubdtype(x, np.bool_) for x in dtypes
+            ]
+            if not all(is_exact):
                 continue
             key = (
                 eqn.primitive.name,
@@ -230,9 +237,9 @@ class Indexing:
         They have one axis: ``edge_index[0]`` is a row of an array of two.
         """
         wraps, ids = False, (var, False)
-        while is_var(var) and (eqn := self.producers.get(var)) is not None:
-            name, operand = eqn.primitive.name, eqn.invars[0]
-            if not is_var(operand):
+        while (eqn := self.producer(var)) is not None:
+            name, operand = eqn.primitive.name, next(iter(eqn.invars), None)
+            if operand is None or not is_var(operand):
                 break
             if name in ("broadcast_in_dim", "reshape", "squeeze"):
                 if math.prod(operand.aval.shape) != math.prod(var.aval.shape):
@@ -252,8 +259,10 @@ class Indexing:
 
     def _wrapped(self, eqn: Equation, num_nodes: int) -> Any:
         """Return ids of which ``where(ids < 0, ids + num_nodes, ids)`` is an equation, or None."""
+        if len(eqn.invars) != 3:
+            return None
         condition, ids, wrapped = eqn.invars
-        less, plus = (self.producers.get(v) if is_var(v) else None for v in (condition, wrapped))
+        less, plus = self.producer(condition), self.producer(wrapped)
         if less is None or plus is None:
             return None
         if less.primitive.name != "lt" or plus.primitive.name != "add":
@@ -299,7 +308,7 @@ class Indexing:
     def constant(self, atom: Any) -> float | None:
         """Return the number that all elements of a value are, if that is known."""
         while is_var(atom):
-            eqn = self.producers.get(atom)
+            eqn = self.producer(atom)
             if eqn is None or eqn.primitive.name not in _COPIES:
                 return None
             atom = eqn.invars[0]

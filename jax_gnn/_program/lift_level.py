@@ -12,6 +12,7 @@ from jax import Array
 
 from jax_gnn._ops.edge_region.xla import NEUTRAL
 from jax_gnn._program.api import Program
+from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_find import Analysis, EdgeSpace, EdgeValue
 from jax_gnn._program.lift_ids import SOFTMAX, Use, fill_value
 from jax_gnn._program.lift_order import NUM_GHOSTS, EdgeOrder
@@ -179,13 +180,26 @@ class LevelProgram:
         )
         if texts is not None:
             texts.append(self.program.explain(*arguments))
-        reduced, stored = self.program(*arguments)
+        reduced, stored = self._checkpointed()(*arguments)
         # Rows that all edges share come without the axis of edges.
         stored = [
             jnp.broadcast_to(y, (order.graph.num_edges, *y.shape)) if y.ndim < var.aval.ndim else y
             for var, y in zip(self.stored, stored, strict=True)
         ]
         return [y[:-NUM_GHOSTS] if order.has_ghosts[1] else y for y in reduced], stored
+
+    def _checkpointed(self) -> Callable[..., Any]:
+        """Return the program, which makes its values again for gradients if all results were so.
+
+        Regions on GPUs do so anyway.
+        """
+        results = [*(eqn.outvars[0] for eqn in self.scatters), *self.stored]
+        checkpoints = self._analysis.flat.checkpoints
+        if backend() != "cpu" or not all(var in checkpoints for var in results):
+            return self.program
+        options = checkpoints[results[0]]
+        policy, prevent_cse = options["policy"], options["prevent_cse"]
+        return jax.checkpoint(self.program, policy=policy, prevent_cse=prevent_cse)
 
     def _from_input(self, var: Any, axis: int, values: dict[Any, Any], order: EdgeOrder) -> Array:
         """Return an array of edges in the graph's order, permuted once for all levels."""

@@ -55,7 +55,7 @@ def _mask(indexing: Indexing, use: Use) -> tuple[Any, Any, bool] | None:
 
     It is None for a scatter that clips ids, and where nothing else is by these ids.
     """
-    eqn, num_nodes = indexing.producers.get(use.end.root), use.end.num_nodes
+    eqn, num_nodes = indexing.producer(use.end.root), use.end.num_nodes
     if eqn is None or eqn.primitive.name != "select_n" or (use.reduce and use.mode in CLIPS):
         return None
     mask, *cases = eqn.invars

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.arguments import check_ids
 from jax_gnn._core.arrays import FLOATS, take
 from jax_gnn._core.csr import Csr, SparseMatrix, inverse_permutation
-from jax_gnn._core.ids import is_traced
+from jax_gnn._core.ids import in_range, is_traced
 from jax_gnn._ops.segment_reduce.primitive import reduce_messages, total
 from jax_gnn._program.backend import backend
 from jax_gnn._program.lift_find import EdgeSpace
-from jax_gnn._program.lift_ids import End, Use
+from jax_gnn._program.lift_ids import Use
 from jax_gnn._program.matrices import FullGraph
 from jax_gnn.graph import Graph, host_arrays
 
@@ -140,21 +141,22 @@ def order_edges(space: EdgeSpace, drop: Use | None, senders: Any, receivers: Any
     senders, receivers = np.asarray(senders), np.asarray(receivers)
     sizes = space.senders.num_nodes, space.receivers.num_nodes
     ids = (senders, receivers)
-    is_clean = all(_in_range(x, size) for x, size in zip(ids, sizes, strict=True))
+    is_clean = all(in_range(x, size).all() for x, size in zip(ids, sizes, strict=True))
     key: Any = (*map(_digest, ids), sizes)
     if not is_clean:
         wraps = (space.wraps.get(end) for end in space.ends)
         key += (drop and drop.wraps, space.fills, *wraps)
-    if key not in _graphs:
+    graph_order = _graphs.pop(key, None)
+    if graph_order is None:
         with host_arrays():
             order = _sorted(space, drop, senders, receivers, is_clean)
         with jax.ensure_compile_time_eval():
             graph, edge_ids, places = jax.device_put(order[:3])
-        _graphs[key] = EdgeOrder(graph, edge_ids, places, has_ghosts=order.has_ghosts)
-        if len(_graphs) > _MAX_GRAPHS:
-            _graphs.popitem(last=False)
-    _graphs.move_to_end(key)
-    return _graphs[key] if is_clean else _with_ids(_graphs[key], drop, senders, receivers)
+        graph_order = EdgeOrder(graph, edge_ids, places, has_ghosts=order.has_ghosts)
+    _graphs[key] = graph_order  # the last one; other threads may call, too
+    if len(_graphs) > _MAX_GRAPHS:
+        _graphs.popitem(last=False)
+    return graph_order if is_clean else _with_ids(graph_order, drop, senders, receivers)
 
 
 def order_of_graph(
@@ -212,10 +214,10 @@ def _sorted(
     if not is_clean:
         has_ghosts = [by_ghosts or space.fills or xp is np, by_ghosts]
         for i, end in enumerate(ends):
-            ids = arrays[i].astype(xp.promote_types(arrays[i].dtype, xp.int32))
+            ids = check_ids("ids", arrays[i], traced=xp is jnp)
             is_dropped = drop is not None and i == 1
             wraps = drop.wraps if drop is not None and i == 1 else space.wraps.get(end, True)
-            ids = _wrapped(ids, end) if wraps else ids
+            ids = xp.where(ids < 0, ids + end.num_nodes, ids) if wraps else ids
             if is_dropped and not by_ghosts:
                 ids = xp.where((ids >= 0) & (ids < end.num_nodes), ids, -1)
             elif has_ghosts[i]:
@@ -238,15 +240,6 @@ def _sorted(
 
 def _with_ids(order: EdgeOrder, drop: Use | None, senders: Any, receivers: Any) -> EdgeOrder:
     return order._replace(senders=senders, receivers=receivers if drop is None else None)
-
-
-def _wrapped(ids: Any, end: End) -> Any:
-    xp: Any = np if isinstance(ids, np.ndarray) else jnp
-    return xp.where(ids < 0, ids + end.num_nodes, ids)
-
-
-def _in_range(ids: np.ndarray, size: int) -> bool:
-    return not ids.size or bool(ids.min() >= 0 and ids.max() < size)
 
 
 def _digest(ids: np.ndarray) -> tuple[str, bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jax_gnn._program.lift_ids import SOFTMAX, Flat, Indexing, Use
-from jax_gnn._program.lift_rows import Equation, is_var, needed_equations
+from jax_gnn._program.lift_rows import Equation, needed_equations
 
 _COMPARISONS = frozenset(("eq", "ne", "gt", "lt", "ge", "le", "is_finite", "not"))
 _IDENTITIES = frozenset(("copy", "copy_p", "stop_gradient"))
@@ -66,18 +66,18 @@ class _Finder(Indexing):
         return scores, scatter
 
     def _made_by(self, var: Any, name: str) -> Equation | None:
-        eqn = self.producers.get(var) if is_var(var) else None
+        eqn = self.producer(var)
         return eqn if eqn is not None and eqn.primitive.name == name else None
 
     def _read(self, var: Any, epsilon: float) -> tuple[Any, Any] | None:
         """Return what edges read of nodes, and the key of the ids; None for other values."""
-        eqn = self.producers.get(self._simplified(var, epsilon))
+        eqn = self.producer(self._simplified(var, epsilon))
         use = None if eqn is None else self.uses.get(id(eqn))
         return None if use is None or use.reduce else (use.eqn.invars[0], use.key)
 
     def _reduction(self, var: Any, reduce: str, epsilon: float) -> Any:
         """Return the reduction that makes rows of nodes, or None."""
-        eqn = self.producers.get(self._simplified(var, epsilon))
+        eqn = self.producer(self._simplified(var, epsilon))
         use = None if eqn is None else self.uses.get(id(eqn))
         return use if use is not None and use.reduce == reduce else None
 
@@ -87,7 +87,7 @@ class _Finder(Indexing):
         That is a constant of at most `epsilon` that is added, a maximum with at most 1 if `epsilon`
         is positive, and a selection by a comparison of the value with 0 or infinity.
         """
-        while (eqn := self.producers.get(var)) is not None:
+        while (eqn := self.producer(var)) is not None:
             name, operands = eqn.primitive.name, eqn.invars
             if name in _IDENTITIES:
                 var = operands[0]
@@ -109,7 +109,7 @@ class _Finder(Indexing):
 
     def _is_comparison(self, condition: Any, value: Any) -> bool:
         """Whether a condition compares a value with 0 or infinity."""
-        eqn = self.producers.get(condition)
+        eqn = self.producer(condition)
         if eqn is None or eqn.primitive.name not in _COMPARISONS:
             return False
         if eqn.primitive.name == "not":

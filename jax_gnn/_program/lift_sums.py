@@ -79,8 +79,7 @@ def _scatter(indexing: Indexing, eqn: Equation) -> list[Equation]:
 
 def _one_hot(indexing: Indexing, var: Any, axis: int) -> tuple[Any, int] | None:
     """Return the ids and the width of one-hot rows along an axis; None for other arrays."""
-    made_by = indexing.producers.get
-    while is_var(var) and (eqn := made_by(var)) is not None:
+    while (eqn := indexing.producer(var)) is not None:
         name = eqn.primitive.name
         if name == "transpose":
             axis = eqn.params["permutation"][axis]
@@ -99,19 +98,20 @@ def _one_hot(indexing: Indexing, var: Any, axis: int) -> tuple[Any, int] | None:
 
 def _broadcast(indexing: Indexing, var: Any, axis: int) -> Any:
     """Return the integers that an array of two axes has along one of them, or None."""
-    eqn = indexing.producers.get(var) if is_var(var) else None
+    eqn = indexing.producer(var)
     if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "reshape"):
         return None
     ids = eqn.invars[0]
     size = var.aval.shape[axis]
     is_along = math.prod(var.aval.shape) == size > 1  # the other axis has size 1
-    is_ids = is_var(ids) and ids.aval.shape == (size,) and ids.aval.dtype.kind in "iu"
+    is_integer = jnp.issubdtype(ids.aval.dtype, np.integer)
+    is_ids = is_var(ids) and ids.aval.shape == (size,) and is_integer
     return ids if is_along and is_ids else None
 
 
 def _is_range(indexing: Indexing, var: Any, axis: int) -> bool:
     """Whether an array is 0, 1, 2, … along an axis."""
-    while is_var(var) and (eqn := indexing.producers.get(var)) is not None:
+    while (eqn := indexing.producer(var)) is not None:
         name, params = eqn.primitive.name, eqn.params
         if name == "iota":
             return bool(params["dimension"] == axis)

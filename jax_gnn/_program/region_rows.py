@@ -29,6 +29,8 @@ def fits_region(row: Row, matcher: Matcher, linear_maps: bool) -> bool:
     """Whether a row is a function of edges that a region may contain."""
     if row.space is not Space.EDGE or not is_number(row):
         return False
+    if any(x.size == 0 for x in (row, *row.operands)):
+        return False  # kernels read and write rows of a number at least
     if isinstance(row.op, Apply):
         return unsupported_reason(row) is None
     pattern = matcher(row)

@@ -25,6 +25,7 @@ from jax_gnn.convert._data import column, objects, package
 
 WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})").fullmatch
 """Match an integer of 64 bits as it is printed: "007" is a name, not an integer."""
+_NO_TEXT = {".zip", ".bz2", ".xz", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".ndjson", ".orc"}
 EXACT = 2**24
 """Largest number up to which float32 has all integers."""
 
@@ -70,7 +71,7 @@ def read_columns(
     elif type(table).__name__ == "LazyFrame":
         table = table.collect()
     if isinstance(table, Mapping):
-        columns = {str(key): _as_column(values) for key, values in table.items()}
+        columns = {str(key): _as_column(name, key, values) for key, values in table.items()}
     elif hasattr(table, "__arrow_c_stream__") and (arrow := _arrow(table)) is not None:
         index = (arrow.schema.pandas_metadata or {}).get("index_columns", ())  # names, or ranges
         is_name = names(arrow.column_names) if index else ()
@@ -79,8 +80,11 @@ def read_columns(
         _check_header(name, arrow.column_names)
         columns = dict(zip(arrow.column_names, map(_simple, arrow.columns), strict=True))
     elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
-        _check_header(name, list(table.columns))
-        columns = {str(key): _as_column(table[key]) for key in table.columns}
+        index = [key for key in getattr(getattr(table, "index", None), "names", ()) if key]
+        if index and not {*index}.isdisjoint(names([*map(str, table.columns), *index])):
+            table = table.reset_index()
+        _check_header(name, [*map(str, table.columns)])
+        columns = {str(key): _as_column(name, key, table[key]) for key in table.columns}
     else:
         raise TypeError(
             f"{name} must be a path, a mapping of columns, a data frame or an Arrow stream, got "
@@ -93,20 +97,31 @@ def read_columns(
 
 
 def _arrow(table: Table) -> Any:
-    """Convert to a table of pyarrow; return None for data frames if pyarrow is missing."""
+    """Convert to a table of pyarrow; return None for data frames that it does not convert.
+
+    These are all if pyarrow is missing, else those with a column that Arrow has no type for, such
+    as pandas' columns of both text and integers.
+    """
     try:
         return package("pyarrow", "pyarrow").table(table)
-    except ImportError:
-        if hasattr(table, "columns") and hasattr(table, "__getitem__"):
+    except (ImportError, TypeError, ValueError, NotImplementedError) as error:
+        if hasattr(table, "index") or (
+            isinstance(error, ImportError) and hasattr(table, "columns")
+        ):
             return None
         raise
 
 
-def _as_column(values: Any) -> Column:
+def _as_column(name: str, key: object, values: Any) -> Column:
+    """Convert a column of a mapping or a data frame."""
     if hasattr(values, "to_numpy") and not _is_arrow(values):  # of a data frame
         values = values.to_numpy()
     if _is_arrow(values):
         return _simple(values)
+    is_column = isinstance(values, Iterable) and getattr(values, "ndim", 1) > 0
+    if not is_column or isinstance(values, str):
+        kind = type(values).__name__
+        raise TypeError(f"{name}[{key!r}] must be a column, with a value for each row, got {kind}")
     return np.asarray(values) if hasattr(values, "dtype") else column(list(values))
 
 
@@ -122,6 +137,11 @@ def _check_header(name: str, header: Sequence[object]) -> None:
 def _read_text(path: Path, names: Names, first: Sequence[str]) -> dict[str, Any]:
     """Read a CSV file, or a list of edges, which begins with a comment of SNAP's."""
     suffix = _suffix(path)
+    if path.suffix.lower() in _NO_TEXT:
+        raise ValueError(
+            f"{path} must be CSV or TSV, perhaps with .gz or .zst, Parquet or Arrow: unpack it, or "
+            "save it as such, or pass a data frame"
+        )
     with opened(path, "utf-8-sig") as file:
         try:
             start = file.readline()
@@ -139,11 +159,16 @@ def _read_text(path: Path, names: Names, first: Sequence[str]) -> dict[str, Any]
 
 
 def _delimiter(path: Path, header: str) -> str:
-    """Return what separates cells: in a CSV file a comma, semicolon or tab, by its header."""
+    """Return what separates cells of a CSV file by its header: comma, semicolon, tab or bar."""
     if _suffix(path) == ".tsv":
         return "\t"
-    # The first of those by which the header has most cells.
-    return max(",;\t", key=lambda sign: len(next(csv.reader([header], delimiter=sign), [])))
+
+    def count(sign: str) -> int:
+        return len(next(csv.reader([header], delimiter=sign), []))
+
+    # The first of those by which the header has most cells; bars may be part of names.
+    sign = max(",;\t", key=count)
+    return "|" if count(sign) == 1 < count("|") else sign
 
 
 def _suffix(path: Path) -> str:
@@ -177,12 +202,14 @@ def _not_utf8(path: Path) -> str:
 
 
 def _read_csv(path: Path, lines: Iterable[str], delimiter: str) -> dict[str, Sequence[str]]:
-    """Return the cells of each column of a CSV file with a header; empty lines are not rows."""
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    """Return the cells of each column of a CSV file with a header; empty lines are not rows.
+
+    Columns without a name and without a value, as spreadsheets write them, are left out.
+    """
+    rows = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
     cells = []
     try:
-        header = next(rows, [])
-        _check_header(str(path), header)
+        header = [cell.strip() for cell in next(rows, [])]
         if not header:
             raise ValueError(f"{path} must have a header in its first line, got none")
         for row in rows:
@@ -196,7 +223,12 @@ def _read_csv(path: Path, lines: Iterable[str], delimiter: str) -> dict[str, Seq
             cells.append(row)
     except csv.Error as error:
         raise ValueError(f"{path}:{rows.line_num} is no CSV: {error}") from error
-    return dict(zip(header, zip(*cells, strict=True) if cells else [()] * len(header), strict=True))
+    columns = [*zip(*cells, strict=True)] if cells else [()] * len(header)
+    table = [
+        (key, values) for key, values in zip(header, columns, strict=True) if key or any(values)
+    ]
+    _check_header(str(path), [key for key, _ in table])
+    return dict(table)
 
 
 def place_of(table: Table, row: int) -> str:
@@ -208,7 +240,8 @@ def place_of(table: Table, row: int) -> str:
     with opened(path, "utf-8-sig") as file:
         if _suffix(path) in (".csv", ".tsv"):  # a row may take several lines
             header = file.readline()
-            lines = csv.reader(chain([header], file), delimiter=_delimiter(path, header))
+            sign = _delimiter(path, header)
+            lines = csv.reader(chain([header], file), delimiter=sign, skipinitialspace=True)
             next(lines)
             for cells in lines:
                 row -= bool(cells)
@@ -312,9 +345,10 @@ def _read_hmetis(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 def typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
     """Convert cells to integers, else to floats unless they are names, else to text.
 
-    Empty cells are NaN or None. If all names are integers, "1.0" is one: pandas writes integers so
-    in a column with empty cells.
+    Empty cells are NaN or None. Blanks around names do not count. If all names are integers, "1.0"
+    is one: pandas writes integers so in a column with empty cells.
     """
+    cells = [cell.strip() for cell in cells] if is_name else cells
     integers = [cell.removesuffix(".0") for cell in cells] if is_name else cells
     if all(WHOLE(cell) for cell in integers if cell):
         return column([int(cell) if cell else None for cell in integers])
@@ -372,7 +406,10 @@ def numbers(values: Column) -> np.ndarray | None:
     if _is_arrow(values):
         return None
     if values.dtype == object:
-        values = column([math.nan if is_missing(value) else value for value in values.tolist()])
+        cells = [math.nan if is_missing(value) else value for value in values.tolist()]
+        if {*map(type, cells)} == {bool, float}:  # switches, some of which are missing
+            cells = [*map(float, cells)]
+        values = column(cells)
         values = values if len(values) else np.zeros(0)
     if values.dtype.kind not in "biuf":
         return None

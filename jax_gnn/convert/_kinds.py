@@ -40,6 +40,7 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 _SIGNS = "%", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CHF"
 _WITH_COMMAS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?").fullmatch
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?").fullmatch
+_GAP = re.compile("(?<=[0-9])[ '\u2019\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?", re.ASCII).fullmatch
 _DATES = {
     "year/month/day": "%Y/%m/%d",
@@ -76,6 +77,11 @@ class Reading(NamedTuple):
     typos: str = ""
 
     @property
+    def form(self) -> str:
+        """The `how` of the cells, without what else might fit."""
+        return self.how.partition(" (")[0]
+
+    @property
     def missing(self) -> int:
         """Number of cells that are missing, typos included."""
         if self.values.dtype == object:
@@ -88,6 +94,7 @@ def read_kind(
     values: Column,
     place: Callable[[int], str],
     kind: Kind | None = None,
+    form: str = "",
 ) -> Reading:
     """Return what a column of a table holds.
 
@@ -96,6 +103,8 @@ def read_kind(
         values: The column, as `read_columns` returns it.
         place: Description of the place of a row, for errors.
         kind: Kind of the column in an earlier table; None finds the kind.
+        form: `Reading.form` of the column in an earlier table, which has priority: 2/1/2024 is in
+            January if days were first there.
 
     Raises:
         ValueError: More than 1 % of the cells are typos; the error names the first three.
@@ -112,7 +121,7 @@ def read_kind(
     names, (codes,) = encode({name: values if arrow else as_words(values)})
     words = [str(word).strip() for word in names.tolist()]
     if kind not in ("category", "text", "index"):
-        parsed = _parsed(name, words, codes, place, kind)
+        parsed = _parsed(name, words, codes, place, kind, form)
         if parsed is not None:
             is_index = kind is None and parsed.kind == "number" and _is_index(name, parsed.values)
             return parsed._replace(kind="index") if is_index else parsed
@@ -160,8 +169,10 @@ def _parsed(
     codes: np.ndarray,
     place: Callable[[int], str],
     kind: Kind | None,
+    form: str,
 ) -> Reading | None:
     """Return words as numbers or times; None if they are neither, unless the kind is known."""
+    words = [word.replace("\N{MINUS SIGN}", "-") for word in words]
     is_marker = np.array([word.casefold() in MARKERS for word in words], bool)
     candidates = [word for word, marker in zip(words, is_marker, strict=True) if not marker]
     counts = np.bincount(codes[codes >= 0], minlength=len(words))
@@ -170,7 +181,9 @@ def _parsed(
         return Reading(kind, np.full(len(codes), np.nan))
     best: tuple[int, Kind, str, np.ndarray] | None = None
     alternatives: list[str] = []
-    for found, how, parse in _parsers(candidates):
+    # The first of equally good parsers is taken: that of the form, if there is one.
+    parsers = sorted(_parsers(candidates), key=lambda item: bool(form) and item[1] != form)
+    for found, how, parse in parsers:
         if kind not in (None, found):
             continue
         sample = candidates[:: max(1, len(candidates) // _SAMPLE)]
@@ -199,7 +212,7 @@ def _parsed(
             f"column {name!r}: {bad} of {len(codes)} cells are no {found}s: {typos}; correct them, "
             "or ignore the column"
         )
-    if alternatives and ("/" in how or "thousands" in how):
+    if alternatives and how != form and ("/" in how or "thousands" in how):
         how += f" ({alternatives[0]} fits as well)"
     if typos:
         typos += f" and {bad - 3} more" * (bad > 3) + f", no {found}: counted as missing"
@@ -211,9 +224,10 @@ def _parsers(words: Sequence[str]) -> Iterator[tuple[Kind, str, Callable[[str], 
     yield "number", "", _number
     text = "".join(words)
     signs = "", *(sign for sign in _SIGNS if sign in text)
+    has_separators = "," in text or any(map(_GAP.search, words))
     for commas in ("thousands separators", "decimal commas")[: 1 + ("," in text)]:
         for sign in signs:
-            how = " and ".join([*[commas] * ("," in text), *[sign] * bool(sign)])
+            how = " and ".join([*[commas] * has_separators, *[sign] * bool(sign)])
             parse = functools.partial(_decorated, sign, commas == "decimal commas")
             if how:
                 yield "number", f"with {how}", parse
@@ -245,6 +259,7 @@ def _decorated(sign: str, decimal_commas: bool, word: str) -> float:
         else:
             return math.nan
         word = "-" * minus + word.strip()
+    word = _GAP.sub("", word)
     if decimal_commas:
         is_such = _DECIMAL_COMMA(word)
         return _number(word.replace(".", "").replace(",", ".")) if is_such else math.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -61,7 +62,7 @@ def from_relbench(
     tables = getattr(database, "table_dict", database)
     if not isinstance(tables, Mapping):
         raise TypeError(f"database must be tables by name, got {type(database).__name__}")
-    records = {name: _record(name, table) for name, table in tables.items()}
+    records = {name: _record(name, table, pandas) for name, table in tables.items()}
     columns = [f"{name}.{column}" for name, (frame, *_) in records.items() for column in frame]
     if others := titles.difference(columns):
         raise ValueError(f"categorical must be of the columns {columns}, got {others.pop()!r}")
@@ -95,6 +96,8 @@ def from_relbench(
                     f"{title} must be numbers, dates, text, or lists of equally many numbers: "
                     f"{error}"
                 ) from error
+            if num_infinite := int(np.isinf(encoded.get("numbers", 0)).sum()):
+                report.append(f"{title}: {num_infinite} of {len(frame)} are infinite")
             for kind, rows in encoded.items():
                 kinds[kind].append(rows)
             if categories is not None:
@@ -113,6 +116,9 @@ def from_relbench(
             src = np.flatnonzero(found >= 0)
             if unknown := int(frame[column].notna().sum()) - len(src):
                 report.append(f"{name}.{column}: {unknown} keys are of no row of {parent}")
+            if unknown and not src.size:  # such as text, where the others are integers
+                dtypes = f"{frame[column].dtype}, those of {parent} {names[parent].dtype}"
+                warnings.warn(f"from_relbench: {report[-1]}; they are {dtypes}", stacklevel=2)
             edges[key := (name, f"f2p_{column}", parent)] = np.stack([src, found[src]])
             ends = nodes[name]["time"][src], nodes[parent]["time"][found[src]]
             times[key] = {"time": np.maximum(*ends)}
@@ -141,13 +147,17 @@ def _encode(
     return {"categories": codes.astype(np.int32)[:, None]}, values
 
 
-def _record(name: str, table: Any) -> Any:
+def _record(name: str, table: Any, pandas: Any) -> Any:
     """Return frame, primary key, foreign keys and time column of a table."""
     names = "df", "pkey_col", "fkey_col_to_pkey_table", "time_col"
     values = table if isinstance(table, Mapping) else {n: getattr(table, n, None) for n in names}
     frame, key, foreign, time = map(values.get, names)
-    if not hasattr(frame, "columns"):
-        raise TypeError(f"{name} must have a data frame df, got {type(table).__name__}")
+    if not isinstance(frame, pandas.DataFrame):
+        got = f"{type(table).__name__} with {type(frame).__module__}.{type(frame).__name__}"
+        raise TypeError(f"{name} must have a data frame of pandas, df, got {got}")
+    if not frame.columns.is_unique:
+        repeated = frame.columns[frame.columns.duplicated()][0]
+        raise ValueError(f"{name} must have columns of different names, got {repeated!r} twice")
     if foreign is not None and not isinstance(foreign, Mapping):
         raise TypeError(f"{name} must have tables by foreign key, got {type(foreign).__name__}")
     return frame, key, foreign or {}, time

@@ -64,7 +64,7 @@ def from_table(
 ) -> Data:
     """Read a graph from a table of edges and, optionally, one of nodes.
 
-    A table is the path of a CSV file with a header, by which commas, semicolons or tabs separate
+    A table is the path of a CSV file with a header, by which commas, semicolons, tabs or bars part
     cells (TSV by its suffix, Parquet and Arrow by pyarrow), a mapping of columns, a data frame of
     pandas or polars, or any other object with the Arrow C stream interface, which pyarrow reads.
     Text may be compressed (``.gz``, ``.zst`` by pyarrow). A file of another suffix that begins with
@@ -250,8 +250,9 @@ class Recipe(NamedTuple):
         arguments: Arguments of the call but the tables.
         categories: Values of columns of labels or one-hot columns, by name.
         columns: For each table by title, and for each of its other columns, a dictionary; None for
-            columns that were dropped. It has the ``kind``, the ``unit`` of times, the number
-            ``fill`` in the place of missing ones, and whether a column tells these, ``flag``.
+            columns that were dropped. It has the ``kind``, the ``form`` of cells, the ``unit`` of
+            times, the number ``fill`` in the place of missing ones, and whether a column tells
+            these, ``flag``.
         relations: Names of the relations in the order of their numbers.
     """
 
@@ -345,6 +346,8 @@ class NamedTable:
             if missing.any():
                 remark = f", filled with {fields['fill']:.6g}" if "fill" in fields else ""
                 report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing{remark}")
+            if array.dtype.kind == "f" and (num_infinite := int(np.isinf(array).sum())):
+                report.append(f"{name}: {num_infinite} of {array.size} are infinite")
             self.columns[key] = array[self.is_kept]
         return done
 
@@ -362,7 +365,7 @@ class NamedTable:
         """
         with errors_in(self.title):
             kind: Any = known and {"index": "number"}.get(known["kind"], known["kind"])
-            reading = read_kind(key, values, self.place, kind)
+            reading = read_kind(key, values, self.place, kind, (known or {}).get("form", ""))
         if reading.kind in ("category", "text") or reading.values.dtype == object:
             report.append(f"{name} holds no numbers, and is in neither one_hot nor labels: dropped")
             return None, {}
@@ -376,7 +379,7 @@ class NamedTable:
                 times = reading.values / (1 if unit.startswith("micro") else 10**6)
             form = f" ({reading.how})" * bool(reading.how)
             report.append(f"{name} holds times{form}: {unit}, {times.dtype}{by_name}")
-            return times, {"kind": "time", "unit": unit}
+            return times, {"kind": "time", "unit": unit, "form": reading.form}
         if reading.how:
             report.append(f"{name} holds numbers {reading.how}")
         is_index = (known["kind"] if known else reading.kind) == "index" and bool(by_name)
@@ -391,7 +394,7 @@ class NamedTable:
                 f"{name} has numbers beyond 2**24, which float32 rounds: kept in "
                 f"{array.dtype}{by_name * is_integer}"
             )
-        return array, {"kind": "number"}
+        return array, {"kind": "number", "form": reading.form}
 
 
 def _read_table(

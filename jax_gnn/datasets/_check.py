@@ -31,7 +31,9 @@ def locate(path: Path, *patterns: tuple[str, str]) -> list[Path]:
     if not names and path.is_file():
         raise ValueError(f"{path} is not one of {what}")
     if not names:
-        raise FileNotFoundError(f"{path} has no {what}")
+        others = sorted(file.name for file in files)
+        listed = f"; it has {', '.join(others[:5])}{', …' * (len(others) > 5)}" * bool(others)
+        raise FileNotFoundError(f"{path} has no {what}{listed}")
     if len(names) > 1:
         raise ValueError(f"{path} holds several datasets ({', '.join(sorted(names))}); name a file")
     (name,) = names

@@ -34,6 +34,7 @@ class ColumnFeatures:
         origin: Time from which days are counted, in microseconds since 1970.
         values: Values of a category.
         width: Number of numbers in a cell.
+        form: Form of the cells, see `Reading.form`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ColumnFeatures:
     origin: float = 0.0
     values: tuple[str, ...] = ()
     width: int = 1
+    form: str = ""
 
     @classmethod
     def of(cls, name: str, reading: Reading, fill: str) -> ColumnFeatures:
@@ -63,6 +65,7 @@ class ColumnFeatures:
             indicator=fill == "indicator" and bool(reading.missing),
             origin=origin,
             width=int(np.prod(array.shape[1:])),
+            form=reading.form,
         )
 
     @property
@@ -168,7 +171,8 @@ class TableFeatures:
             raise ValueError(f"lacks the columns {listed}, which the model takes")
         for name, fields in known.items():
             column = ColumnFeatures(**{**fields, "values": tuple(fields["values"])})
-            self._add(column, read_kind(name, table[name], self.place, column.kind))
+            reading = read_kind(name, table[name], self.place, column.kind, column.form)
+            self._add(column, reading)
         unused = [name for name in table if name not in known]
         self.details |= dict.fromkeys(unused, "not used: the model does not take it")
         if unknown := [name for name in unused if name not in plan["unused"]]:
@@ -189,12 +193,13 @@ class TableFeatures:
         name, place, rows = column.name, self.place, len(reading.values)
         self.columns.append(column)
         self.memory.claim(f"column {name!r}", 8 * rows * len(column.feature_names))
-        if column.kind in ("number", "time"):
-            is_infinite = np.isinf(reading.values).reshape(rows, -1).any(1)
-            if is_infinite.any():
-                where = place(int(is_infinite.argmax()))
-                raise ValueError(f"column {name!r}: {where} has an infinite number")
-        self.parts.append(column.features(reading))
+        features = column.features(reading)
+        if (is_infinite := np.isinf(features).any(axis=1)).any():
+            where = place(int(is_infinite.argmax()))
+            raise ValueError(
+                f"column {name!r}: {where} has an infinite number; float32 has none beyond 3.4e38"
+            )
+        self.parts.append(features)
         if reading.typos:
             self.notices.append(f"column {name!r}: {reading.typos}")
         if reading.how.startswith("with decimal commas"):

@@ -113,14 +113,14 @@ class FileTable(NamedTable):
         self.details |= {self.roles[role]: use for role, use in _USES.items() if role in self.roles}
         return self
 
-    def read_times(self, unit: str = "") -> None:
+    def read_times(self, unit: str = "", form: str = "") -> None:
         """Set times as int64: whole numbers, or seconds since 1970 for dates.
 
         Raises:
             ValueError: A time is missing or no whole number, or finer than `unit`, that of others.
         """
         values = self.columns[name := self.roles["time"]]
-        reading = read_kind(name, values, self.place)
+        reading = read_kind(name, values, self.place, form=form)
         times, read_unit = reading.values, "whole numbers"
         if reading.kind == "time":
             times, read_unit = whole_seconds(times)
@@ -231,7 +231,8 @@ class NodeTable(FileTable):
             if "time" in self.roles:
                 name, kind = self.roles["time"], "graph" if of_graphs else "node"
                 try:
-                    self.read_times(unit)
+                    forms = {column.name: column.form for column in self.features.columns}
+                    self.read_times(unit, forms.get(name, ""))
                     also = "" if of_graphs else f"{self.details[name]}; also "
                     self.details[name] = f"{also}the time of the {kind}"
                 except ValueError as error:  # the column is a feature alone
@@ -268,7 +269,10 @@ class NodeTable(FileTable):
             self.label_names = tuple(map(str, classes.tolist()))
             text = f"{classes.size:,} classes"
         elif role == "label":
-            raise ValueError(f"column {name!r} has numbers that are no classes; call it 'target'")
+            raise ValueError(
+                f"column {name!r} has numbers that are no classes; call it 'target', or name it by "
+                "target (--target)"
+            )
         else:
             self.notices += [f"column {name!r}: {reading.typos}"] * bool(reading.typos)
             text = f"numbers {reading.how}{' ' * bool(reading.how)}to regress on"
@@ -403,11 +407,12 @@ def number_ends(
         problem = (
             f"the {name} {value[0]!r:.80}, which is the id of no node" if value else f"no {name}"
         )
-        file = nodes.get(table.key[2 * side], nodes[table.key[0]]).path
+        kind = table.key[2 * side] if table.key[2 * side] in nodes else table.key[0]
+        file, known = nodes[kind].path, names[kind].tolist()
         raise ValueError(
             f"{file}: {table.place(row)} has {problem}; "
             f"{unknown.any(0).sum()} of {unknown.shape[1]} rows are such: add the nodes to "
-            f"{file.name}, or leave the rows out"
+            f"{file.name}, where ids are such as {known[0]!r:.80}, or leave the rows out"
         )
     return names, pairs
 

@@ -98,13 +98,21 @@ class Attribution:
         return self.edges[:count], np.stack([graph.cols, graph.rows], 1)[:count]
 
 
-def edge_scores(name: str, scores: Attribution | ArrayLike, num_edges: int) -> np.ndarray:
-    """Check an attribution to edges, or a number for each edge; return ``(num_edges,)``."""
+def edge_scores(name: str, scores: Attribution | ArrayLike, graph: Graph) -> np.ndarray:
+    """Check an attribution to edges, or a number for each edge; return those without padding."""
     values = scores.edges if isinstance(scores, Attribution) else scores
     if values is None:
         raise ValueError(f"{name} must be an attribution to edges, got one without")
     array = arguments.to_numpy(name, values)
+    num_edges = graph.num_edges
     arguments.check_shape(name, array, f"({num_edges=},)", num_edges)
+    if array.dtype != np.bool_ and not arguments.is_real(array.dtype):
+        raise TypeError(f"{name} must be real numbers, got {array.dtype}")
+    # Negative unsigned integers would be large ones.
+    array = array[: int(graph.indptr[-1])].astype(np.float64)
+    if (rows := np.flatnonzero(~np.isfinite(array))).size:
+        edge, count = rows[0], rows.size
+        raise ValueError(f"{name} must be finite, got {array[edge]} of edge {edge} ({count} such)")
     return array
 
 

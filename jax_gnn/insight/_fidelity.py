@@ -71,9 +71,8 @@ def fidelity(
     call, _ = prepared(model, graph, x, index, None, named)
     check_edged("graph must be", call.graph)
     graph = edges_of(call.graph)
-    scores = edge_scores("attribution", attribution, graph.num_edges)
-    count = int(graph.indptr[-1])
-    top = np.argsort(-scores[:count], kind="stable")[: arguments.check_size("num_edges", num_edges)]
+    scores = edge_scores("attribution", attribution, graph)
+    top = np.argsort(-scores, kind="stable")[: arguments.check_size("num_edges", num_edges)]
     is_top = np.zeros(graph.num_edges, bool)
     is_top[top] = True
     # Two runs on some edges: those of the explanation alone, and all others alone.

@@ -73,8 +73,7 @@ def plot_neighborhood(
     src, dst = (np.asarray(ids)[:count] for ids in (part.graph.cols, part.graph.rows))
     scores = None
     if edges is not None:
-        scores = edge_scores("edges", edges, graph.num_edges)
-        scores = np.abs(scores[part.edges].astype(float))
+        scores = np.abs(edge_scores("edges", edges, graph)[part.edges])
     top_edges = None if scores is None else top_edges
     nodes, pairs, line_scores = _lines(part.nodes, src, dst, scores, top_edges)
     if len(nodes) > MAX_NODES:
@@ -89,7 +88,7 @@ def plot_neighborhood(
         ax = Figure(figsize=(6, 5), dpi=150, layout="constrained").subplots()
     shade = np.zeros(len(pairs))
     if line_scores is not None:
-        shade = line_scores / max(line_scores.max(), 1e-30)
+        shade = line_scores / max(line_scores.max(initial=0), 1e-30)
     order = np.argsort(shade, kind="stable")  # the darkest lines are drawn last, on top
     light, dark = np.array([0.82, 0.84, 0.87]), np.array([0.25, 0.25, 0.32])
     colors = light + shade[order, None] * (dark - light)
@@ -108,6 +107,8 @@ def plot_neighborhood(
     ax.scatter(x[:1], y[:1], s=2.4 * size, **ring)
     texts: list[str] = []
     if names is not None:
+        if len(names) != (num_nodes := graph.num_nodes):
+            raise ValueError(f"names must be of {num_nodes=}, got {len(names)}")
         texts = [str(names[i]) for i in nodes]
     elif len(nodes) <= 60:
         texts = [str(i) for i in nodes]
@@ -121,6 +122,7 @@ def plot_neighborhood(
             va="bottom",
             fontsize=7,
             zorder=3,
+            parse_math=False,  # "$" is a character of names
             path_effects=[withStroke(linewidth=2, foreground="white")],
         )
     if labels is not None:

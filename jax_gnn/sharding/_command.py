@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -90,8 +88,7 @@ def run(args: argparse.Namespace) -> list[list[str]]:
             f"{args.parts}"
         )
     to_file = args.output is not None and args.output.suffix == ".npz"
-    with host_arrays(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with host_arrays():
         graph = _structure(dataset)
         compared: dict[Method, tuple[np.ndarray, PartitionCosts]] = {}
         if args.method == "auto" and not isinstance(graph, Hypergraph):
@@ -103,8 +100,6 @@ def run(args: argparse.Namespace) -> list[list[str]]:
             # A file has the parts of nodes alone, by which hyperedges are placed.
             split = SplitArgs.parse(graph, args.parts, split.node_parts)
         pieces, places = split_graph(split, "")
-    for warning in caught:
-        print(f"jax-gnn: warning: {warning.message}", file=sys.stderr)
     rows = [
         ["data", f"{dataset.name} ({type(dataset).__name__})"],
         ["parts", f"{args.parts}, by {args.method}"],

@@ -81,7 +81,7 @@ IDS: dict[str, Callable[[Array], Array]] = {
 
 STEPS = """
     gather gather pair map map matmul sum sum extreme node ids few by-edge integers mask softmax
-    mean add graphs third scan cond while forces fill
+    mean add graphs third scan cond while forces fill dropout arange
 """.split()  # noqa: SIM905 (a list would take a line for each name)
 
 
@@ -118,6 +118,15 @@ def draw_step(rng: np.random.Generator, depth: int = 0) -> tuple[str, Step]:
     def fill(state: State, arrays: dict[str, Array]) -> None:
         rows = jnp.take(nodes(state), arrays[ids], axis=0, mode=("fill", "clip")[pick % 2])
         state["edges"].append(jnp.where(jnp.isnan(rows), 0.5, rows))
+
+    def dropout(state: State, arrays: dict[str, Array]) -> None:
+        x = edges(state)
+        keep = jax.random.bernoulli(jax.random.key(pick), 0.7, x.shape)
+        state["edges"].append(jnp.where(keep, x, 0))
+
+    def arange(state: State, arrays: dict[str, Array]) -> None:
+        x = nodes(state)
+        state["nodes"].append(x + x[jnp.arange(NODES)[::-1]])
 
     def pair(state: State, arrays: dict[str, Array]) -> None:
         x = nodes(state)
@@ -227,6 +236,8 @@ def draw_step(rng: np.random.Generator, depth: int = 0) -> tuple[str, Step]:
     steps: dict[str, Step] = {
         "gather": gather,
         "fill": fill,
+        "dropout": dropout,
+        "arange": arange,
         "pair": pair,
         "map": mapped,
         "matmul": matmul,

@@ -31,7 +31,6 @@ from region_cases import Edges, Model
 from jax_gnn._ops.edge_region import cuda, walks
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.cuda_text import Infeasible
-from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Sink
 from jax_gnn._ops.edge_region.row_program import Access
 from jax_gnn._ops.edge_region.tile_kernel import generate_tiles
@@ -254,12 +253,9 @@ def check(rng, implementation, dtype, gradients):
             return jax.jit(function)
         return jax.jit(lambda *x: (function(*x), jax.grad(loss(function, stable), every)(*x)))
 
-    def op(*x):
-        return edge_region(model.function, x, model.accesses, model.outputs, edges.matrix)
-
     try:
         with setting(implementation, dtype):
-            got = jax.device_get(with_gradients(op)(*arrays))
+            got = jax.device_get(with_gradients(edges.region(model))(*arrays))
     except Exception as failure:
         return [*steps, f"{type(failure).__name__}: {failure}"]
     with setting("xla", "float64"):

@@ -93,6 +93,7 @@ class TrainConfig(OptimizerConfig):
     # Statistics of the training's data, which `settled` and `target_scaled` fill in.
     scaling: Scaling | None = None
     target_scaling: list[list[float]] | None = None
+    multilabel: bool = False  # whether nodes have several classes each
     edge_in_features: int | None = None
     implementation: Implementation | None = setting(
         None,
