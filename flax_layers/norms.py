@@ -121,13 +121,13 @@ class NodeBatchNorm(_Norm):
         self.var = nnx.BatchStat(jnp.ones(self.num_features, dtype))
         self.momentum = check_finite("momentum", self.momentum)
 
-    def synchronize(self, axis_name: str, is_node: Array) -> None:
+    def synchronize(self, axis_name: str, is_node: Array | None) -> None:
         """Use the statistics of all devices of a mesh axis, within `jax.shard_map`.
 
         Args:
             axis_name: Name of the axis.
             is_node: The device's rows that count if the norm is called without a mask,
-                ``(num_nodes,)`` bool.
+                ``(num_nodes,)`` bool; None means all.
         """
         self.axis_name, self.is_node = axis_name, is_node
 

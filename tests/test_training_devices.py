@@ -7,14 +7,19 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from flax import nnx
+from test_schnet import springs, write_xyz
 from test_training import dataset_for, make_graph_dataset, make_typed_dataset
+from test_training_graphs import rings_and_trees
 from test_training_minibatch import interrupt
 
 from flax_layers.training import (
     RECIPES,
     GCNConfig,
-    GINGraphConfig,
+    SAGEConfig,
     UniGATConfig,
+    feeds,
+    graphs,
     load_checkpoint,
     save_checkpoint,
     train,
@@ -22,8 +27,9 @@ from flax_layers.training import (
 from flax_layers.training.devices import takes_parts
 from flax_layers.training.feeds import SplitGraph
 from flax_layers.training.trained import make_model
-from jax_gnn.datasets import random_split
-from jax_gnn.sharding import ShardedGraph
+from jax_gnn import batch_budget
+from jax_gnn.datasets import load_xyz, random_split
+from jax_gnn.sharding import ShardedGraph, apply_on_devices
 
 SPLIT = [name for name, recipe in RECIPES.items() if recipe.structure and takes_parts(recipe)]
 MOST = min(4, jax.device_count())
@@ -123,13 +129,91 @@ def test_dropout_differs_by_device():
         assert np.array_equal(first, second) == (key is None)
 
 
+def test_batches_of_graphs(tmp_path, monkeypatch, rng):
+    # Each fold has batches of 15 or 16 graphs and a batch norm of all devices' nodes.
+    dataset, size = rings_and_trees(rng), 17
+    config = settings("gin-graph", num_layers=1, folds=2, class_weight="balanced", batch_size=size)
+    alone, file = train(dataset, config), tmp_path / "state.npz"
+
+    def budget(sizes, num_graphs):
+        """Return capacities that the share of two devices exceeds."""
+        capacities = batch_budget(sizes, num_graphs)
+        largest = {name: int(column.max()) for name, column in sizes.items()}
+        return capacities | largest if num_graphs == -(-size // 2) else capacities
+
+    monkeypatch.setattr(graphs, "batch_budget", budget)
+    interrupt(dataset, config, 4, state=file, devices=2)
+    split = train(dataset, config, devices=min(3, MOST), state=file, resume=True)
+    for curve in ("train_loss", "train_accuracy", "valid_accuracy"):
+        curves = (getattr(result.run, curve) for result in (split, alone))
+        np.testing.assert_allclose(*curves, 1e-4, 1e-5, err_msg=curve)
+    logits = (alone.trained.predict(dataset, devices=devices) for devices in (1, MOST))
+    np.testing.assert_allclose(*logits, 1e-4, 1e-4)
+
+
+def test_batches_of_molecules(tmp_path, rng):
+    # Forces are gradients through the devices; the last batches have an odd number of molecules.
+    dataset = load_xyz(write_xyz(tmp_path / "m.xyz", springs(rng, 30)))
+    config = settings("schnet", num_layers=1, num_filters=8, num_gaussians=4, batch_size=5)
+    alone, split = (train(dataset, config, devices=devices) for devices in (1, 2))
+    assert_alike(split, alone, dataset)
+    for name, errors in alone.errors.items():
+        np.testing.assert_allclose(split.errors[name], errors, 1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize(("model", "capacity"), [("gcn", False), ("gcn", True), ("hgt", False)])
+def test_batches_of_nodes(model, capacity, tmp_path, monkeypatch):
+    # 20 seeds in batches of 7 make a last one of 6, which leaves padding on each device.
+    if capacity:  # so small that all devices draw most batches again
+        monkeypatch.setattr(feeds.SampledNodes, "_estimate_capacity", lambda *_: (8, 9))
+    dataset = make_graph_dataset() if model == "gcn" else make_typed_dataset()
+    config = settings(model, batch_size=7, fanouts=(99, 99), class_weight="balanced")
+    alone, file = train(dataset, config), tmp_path / "state.npz"
+    interrupt(dataset, config, 1, state=file, devices=2)
+    split = train(dataset, config, devices=min(3, MOST), state=file, resume=True)
+    assert_alike(split, alone, dataset)
+
+
+def test_batches_that_fit_no_mesh():
+    mesh = jax.make_mesh((2,), ("batch",))
+    for axis, rows, message in (
+        ("nodes", 2, "axis must be one of 'batch', got 'nodes'"),
+        ("batch", 3, r"leading axis of the 2 devices of 'batch', got shape \(3, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            apply_on_devices(np.sum, mesh, axis, (np.ones((rows, 4)),))
+
+
+def test_batch_norm_of_batches_on_devices(rng):
+    # A norm without a mask counts all rows of all devices.
+    x = rng.normal(size=(2, 5, 3)).astype(np.float32)
+    norms = [nnx.BatchNorm(3, rngs=nnx.Rngs(0)) for _ in range(2)]
+    split = apply_on_devices(norms[0], jax.make_mesh((2,), ("batch",)), "batch", (x,))
+    np.testing.assert_allclose(split.reshape(10, 3), norms[1](x.reshape(10, 3)), 1e-5, 1e-6)
+    np.testing.assert_allclose(norms[0].var[...], norms[1].var[...], 1e-6)
+
+
+def test_devices_draw_other_neighbours():
+    # Two devices have the same seeds, and draw one of three edges into each.
+    src, dst = np.arange(40).repeat(3), np.arange(40).repeat(3)
+    src = (src + np.tile([1, 2, 3], 40)) % 40
+    dataset = dataclasses.replace(make_graph_dataset(), src=src, dst=dst, edge_features=None)
+    config = settings("sage", batch_size=40, fanouts=(1, 1))
+    split = random_split(dataset.y, seed=0)
+    feed = feeds.SampledNodes(dataset, config, [split], 2)
+    data, seeds = feed.start(config, split, 0), np.tile(np.arange(20, dtype=np.int32), 2)
+    blocks = jax.jit(lambda key: feed.batch(data, seeds, key).graph)(jax.random.key(0))
+    first, second = np.asarray(blocks.node_ids)
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(first[:20], second[:20])
+
+
 @pytest.mark.parametrize(
     ("config", "devices", "message"),
     [
         (GCNConfig(), 0, "devices must be a number from 1, got 0"),
         (GCNConfig(), 99, r"at most \d+, the \w+ devices that there are.*, got 99"),
-        (GCNConfig(batch_size=4), 2, "devices must be 1: gcn is trained on batches of nodes"),
-        (GINGraphConfig(), 2, "must be 1: gin --task graph is trained on batches of graphs; got 2"),
+        (SAGEConfig(batch_size=4, edge_time=True), 2, "must be 1: sage samples edges up to each"),
         (UniGATConfig(), 2, "must be 1: unigat takes no part of a hypergraph, as hgnn, hgnnp, uni"),
     ],
 )

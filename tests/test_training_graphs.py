@@ -154,10 +154,15 @@ def test_graphs_by_command(model, rng, tmp_path, capsys):
     folder = tmp_path / "out"
     options = ["--epochs", "1", "--folds", "2", "--output", str(folder)]
     options += ["--hidden-features", "8", "--layers", "1"]
+    options += ["--devices", "2"] * (model == "gcn-graph")
     name = model.removesuffix("-graph")
     assert cli.main(["train", name, "--task", "graph", *data, *options]) == 0
     out = capsys.readouterr().out
     assert "shapes: 12 graphs, " in out and "accuracy of 2 folds" in out
+    if model == "gcn-graph":
+        partition = ["--partition", "hash", "--overwrite"]
+        assert cli.main(["train", name, "--task", "graph", *data, *options, *partition]) != 0
+        assert "--partition is for the nodes of one graph" in capsys.readouterr().err
     assert "same predictions" in out
     results = json.loads((folder / "results.json").read_text())
     assert results["plain_jax"] is None and "features" not in results["config"]

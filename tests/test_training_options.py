@@ -29,7 +29,7 @@ from flax_layers.training.data import class_weights
 from flax_layers.training.feeds import SampledNodes
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.models import command_name
-from flax_layers.training.predictor import Predictor, _apply
+from flax_layers.training.predictor import Predictor, apply_model
 from jax_gnn import Graph, cli
 from jax_gnn.extend import take
 from jax_gnn.sampling import sample_neighbors
@@ -190,7 +190,7 @@ def test_predictors_pad_graphs_of_other_sizes(model, rng):
     options = {"heads": 1} if model is GAT else {}
     predict = Predictor(model(5, 8, 3, num_layers=2, rngs=nnx.Rngs(0), **options))
     predict.model.eval()
-    weighted, before = model is not GAT, _apply._cache_size()
+    weighted, before = model is not GAT, apply_model._cache_size()
     for size in range(70, 110):
         src, dst = rng.integers(size, size=(2, 300 + size))
         dst[:150] = 3  # a giant row, and rows without edges
@@ -204,7 +204,7 @@ def test_predictors_pad_graphs_of_other_sizes(model, rng):
             exact = jax.jit(predict.model)(graph, x, **named)
             np.testing.assert_allclose(y, exact, rtol=2e-5, atol=2e-6)
     # The first size has a program of its own, others have one: nodes to 128, edges to 512.
-    assert _apply._cache_size() - before == 2
+    assert apply_model._cache_size() - before == 2
     if model is GCN:
         scaled = predict(graph, x, node_scale=gcn_norm(graph, weight), **named)
         np.testing.assert_allclose(scaled, y, rtol=2e-5, atol=2e-6)

@@ -191,8 +191,7 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
             help="leave out the same training without kernels, in plain XLA",
         )
     add_settings(recipe.config, groups)
-    if recipe.structure is not None:
-        add_devices(groups["execution"], distributed=True)
+    add_devices(groups["execution"], distributed=True)
 
 
 def _add_links(models: Commands, recipe: LinkRecipe) -> None:

@@ -195,7 +195,7 @@ def _train_epochs(
                 variables = params, state.stats
                 return apply(variables, batch.graph, (x, *batch.inputs[1:]), key)[0].sum()
 
-            errors = jax.grad(energy)(batch.inputs[0])[:, 1:] + forces
+            errors = jax.grad(energy)(batch.inputs[0])[..., 1:] + forces
             known = ~jnp.isnan(forces)
             return masked_mean(jnp.where(known, errors, 0).ravel() ** 2, known.ravel())
 
@@ -254,7 +254,7 @@ class Runner:
             _train_epochs, apply, self._optimizer, sample, force_weight=weight
         )
         self._implementation = config.implementation
-        self._compiled: dict[int, Any] = {}  # by number of epochs
+        self._compiled: dict[PyTree, Any] = {}  # by number of epochs and shapes of steps
         self.state: _State | None = None
         self._metrics: list[list[Metrics]] = []  # by split and call
         self._costs: dict[str, Any] = {"epochs": [], "compilation": 0.0, "custom_calls": []}
@@ -286,16 +286,17 @@ class Runner:
         assert self.state is not None
         sharding = replicated(data.graph)
         arguments = (*replicate((self.state, keys), data.graph), data, steps)
-        if len(keys) not in self._compiled:
+        shapes = len(keys), *(array.shape for array in jax.tree.leaves(steps))
+        if shapes not in self._compiled:
             start = time.perf_counter()
             with implementation_context(self._implementation):
                 train = jax.jit(self._train, out_shardings=sharding)
-                self._compiled[len(keys)] = train.lower(*arguments).compile()
+                self._compiled[shapes] = train.lower(*arguments).compile()
             self._costs["compilation"] += time.perf_counter() - start
-            self._costs["custom_calls"] = _custom_calls(self._compiled[len(keys)].as_text())
+            self._costs["custom_calls"] = _custom_calls(self._compiled[shapes].as_text())
         # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
-        self.state, metrics = block_until_ready(self._compiled[len(keys)](*arguments))
+        self.state, metrics = block_until_ready(self._compiled[shapes](*arguments))
         self._costs["epochs"].append((time.perf_counter() - start) / len(keys))
         metrics = Metrics(*map(np.asarray, metrics))
         self._metrics[-1].append(metrics)

@@ -14,13 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 
 from flax_layers import HeteroModel
 from flax_layers.layerwise import by_layer
 from flax_layers.training.config.graphs import GraphsConfig
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.data import node_features, node_mask, preprocessing_of, scaled_labels
-from flax_layers.training.devices import shard_inputs
+from flax_layers.training.devices import (
+    AXIS,
+    REPLICATED,
+    deal_groups,
+    merge_devices,
+    mesh_of,
+    shard_inputs,
+)
 from flax_layers.training.epochs import Data, Sample, evaluation_data
 from flax_layers.training.graphs import (
     Sampler,
@@ -38,6 +46,7 @@ from flax_layers.training.types import Method, Model, PyTree
 from jax_gnn import host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 from jax_gnn.sampling import Blocks, block_capacity, node_chunks
+from jax_gnn.sharding import apply_on_devices
 
 _SMALL = 2**13  # sources of a batch: of fewer, compiling a step twice takes longer than it saves
 _BATCHES = 4  # from which the capacity of blocks is estimated
@@ -108,37 +117,44 @@ class SplitGraph(WholeGraph):
         return evaluation_data(self._sharded, self.inputs, self._dataset, config, split, convert)
 
     def _shard_rows(self, rows: np.ndarray) -> Array:
-        return _merge_devices(self._sharded.shard(rows))
+        return merge_devices(self._sharded.shard(rows))
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""
-        return _merge_devices(graph.apply(model, *inputs, deterministic=key is None, rngs=key))
-
-
-def _merge_devices(rows: Array) -> Array:
-    """Merge the axes of devices and of each device's rows."""
-    return rows.reshape(-1, *rows.shape[2:])
+        return merge_devices(graph.apply(model, *inputs, deterministic=key is None, rngs=key))
 
 
 class ManyGraphs(Feed):
-    """Batches of graphs, which are drawn anew for each epoch: see `Feed`."""
+    """Batches of graphs, which are drawn anew for each epoch: see `Feed`.
+
+    The graphs of a batch are dealt out to the devices. Arrays of several devices have an axis of
+    devices after that of steps, or of the groups of an evaluation; labels and masks have the rows
+    of all devices.
+    """
 
     epochs_per_call = 1
 
     def __init__(
-        self, dataset: GraphsDataset, config: GraphsConfig, splits: Sequence[Split]
+        self,
+        dataset: GraphsDataset,
+        config: GraphsConfig,
+        splits: Sequence[Split],
+        devices: int = 1,
     ) -> None:
         dataset = self._dataset = connected(dataset, config)
-        self.graph, *inputs = model_inputs(dataset, config)
+        self._mesh = mesh_of(devices) if devices > 1 else None
+        self.graph, *inputs = self._place_groups(model_inputs(dataset, config, devices))
         self.inputs = tuple(inputs)
-        self._ids = padded_ids(*all_groups(dataset, config))
+        self._ids = padded_ids(*all_groups(dataset, config, devices))
         features: Any = node_features(dataset, config)
         count = max(len(split.train) for split in splits)
-        self._sampler = Sampler(dataset, features, count, config)
-        self.steps_per_epoch = self._sampler.steps
+        self._sampling = dataset, features, count, config, devices
+        self.steps_per_epoch = Sampler(*self._sampling).steps
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
+        # Shapes of several devices may grow, in each split anew, wherever a resumed run begins.
+        self._sampler = Sampler(*self._sampling)
         self._y = scaled_labels(self._dataset, config)
         self._forces = None
         if self._dataset.forces is not None and getattr(config, "force_weight", 0.0) > 0:
@@ -146,26 +162,46 @@ class ManyGraphs(Feed):
             self._forces = self._dataset.forces / np.array(config.target_scaling[1], np.float32)
         self._train_ids, self._rng = split.train, np.random.default_rng([seed, 2])
         masks = (node_mask(self._dataset, ids) for ids in vars(split).values())
-        padded = tuple(jnp.asarray(take_padded(mask, self._ids, False)) for mask in masks)
+        padded = tuple(self._place_rows(take_padded(mask, self._ids, False)) for mask in masks)
         return Data(self.graph, self.inputs, self._labels(self._ids), padded)
 
     def epochs(self) -> Data:
         """See `Feed`."""
         batches, rows, ids = self._sampler.epoch(self._train_ids, self._rng)
-        valid, y = jnp.asarray(ids >= 0), self._labels(ids)
+        valid, y = self._place_rows(ids >= 0), self._labels(ids)
         # A call is one epoch: the leading axes are of epochs and steps.
         forces = None
         if self._forces is not None:
             groups, size = [group[group >= 0] for group in ids], rows[0].shape[1]
             padded = padded_rows(self._dataset, self._forces, groups, size, np.nan)
-            forces = jnp.asarray(padded)
-        steps = Data(to_device(batches), to_device(rows), y, (valid,), forces=forces)
+            forces = self._place_groups(padded)
+        graphs, inputs = self._place_groups((batches, rows))
+        steps = Data(graphs, inputs, y, (valid,), forces=forces)
         one_epoch: Data = jax.tree.map(lambda array: array[None], steps)
         return one_epoch
 
     def _labels(self, ids: np.ndarray) -> Array:
         fill = np.nan if self._dataset.regresses else 0
-        return jnp.asarray(take_padded(self._y, ids, fill))
+        return self._place_rows(take_padded(self._y, ids, fill))
+
+    def _place_groups(self, groups: PyTree) -> PyTree:
+        """Place arrays with a first axis of groups of graphs, of which each device has some."""
+        return to_device(groups) if self._mesh is None else deal_groups(groups, self._mesh)
+
+    def _place_rows(self, rows: np.ndarray) -> Array:
+        """Place rows of graphs, ``(groups, num_graphs, …)``, of which all devices have all."""
+        if self._mesh is None:
+            return jnp.asarray(rows)
+        rows = rows.reshape(-1, self._mesh.size * rows.shape[1], *rows.shape[2:])
+        placed: Array = jax.device_put(rows, NamedSharding(self._mesh, REPLICATED))
+        return placed
+
+    def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
+        """See `Feed`."""
+        if self._mesh is None:
+            return super().logits(model, graph, inputs, key)
+        dropout: dict[str, Any] = {"deterministic": key is None, "rngs": key}
+        return merge_devices(apply_on_devices(model, self._mesh, AXIS, (graph, *inputs), **dropout))
 
 
 def seeds_of_epoch(ids: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
@@ -186,15 +222,24 @@ class SampledNodes:
     The scales of a GCN are those of the whole graph, and sums those of all edges on average. So
     with fanouts that suffice for all edges a step's logits are those of the whole graph.
     Evaluations see all edges; with times of edges, those up to each node's time.
+
+    All of several devices have the whole graph. Each draws the neighbourhoods of its share of the
+    seeds, by a key of its own; blocks have a leading axis of devices. All compute the same
+    evaluations.
     """
 
     epochs_per_call = 1
     inputs: tuple[Any, ...]
 
     def __init__(
-        self, dataset: NodeDataset, config: SampledConfig, splits: Sequence[Split]
+        self,
+        dataset: NodeDataset,
+        config: SampledConfig,
+        splits: Sequence[Split],
+        devices: int = 1,
     ) -> None:
         self._dataset, self._config = dataset, config
+        self._mesh = mesh_of(devices) if devices > 1 else None
         self.graph, x, *weights = model_inputs(dataset, config)
         if x is None:
             raise ValueError(
@@ -208,14 +253,20 @@ class SampledNodes:
         self._chunks = node_chunks(self.graph, CHUNK_EDGES)
         longest = max(len(split.train) for split in splits)
         self._batch_size = min(config.batch_size or longest, longest)
+        self._device_batch = -(-self._batch_size // devices)
         self.steps_per_epoch = -(-longest // self._batch_size)
         self._capacity = self._estimate_capacity(splits[0])
+        self._place = jnp.asarray
+        if self._mesh is not None:
+            replicated = NamedSharding(self._mesh, REPLICATED)
+            self._place = functools.partial(jax.device_put, device=replicated)
+            self.graph, self.inputs = self._place((self.graph, self.inputs))
 
     def _estimate_capacity(self, split: Split) -> tuple[int, ...] | None:
         """Return the capacity of a few batches' blocks; None if it is near the largest possible."""
         if self._config.disjoint or self._is_timed:
             return None
-        batches = seeds_of_epoch(split.train, self._batch_size, self._config.seed, 0)[:_BATCHES]
+        batches = seeds_of_epoch(split.train, self._device_batch, self._config.seed, 0)[:_BATCHES]
         fanouts, key = self._neighborhoods.fanouts, jax.random.key(self._config.seed)
         draw = functools.partial(self._neighborhoods.draw, self.graph, batches[0], key)
         # Shapes for the worst case, in which no neighbourhoods overlap, need no sampling.
@@ -228,15 +279,18 @@ class SampledNodes:
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
         self._ids, self._seed, self._epoch = split.train, seed, 0
-        return evaluation_data(self.graph, self.inputs, self._dataset, config, split)
+        data = self.graph, self.inputs, self._dataset, config, split
+        return evaluation_data(*data, self._place)
 
     def epochs(self) -> Data:
         """See `Feed`."""
         seeds = seeds_of_epoch(self._ids, self._batch_size, self._seed, self._epoch)
         missing = self.steps_per_epoch - len(seeds)  # of a split with fewer training nodes
-        seeds = np.pad(seeds, ((0, missing), (0, 0)), constant_values=-1)
+        devices = 1 if self._mesh is None else self._mesh.size
+        padding = devices * self._device_batch - self._batch_size
+        seeds = np.pad(seeds, ((0, missing), (0, padding)), constant_values=-1)
         self._epoch += 1
-        return Data(None, (), jnp.asarray(seeds)[None], ())
+        return Data(None, (), self._place(seeds[None]), ())
 
     def sample(
         self, data: Data, seeds: Array, key: Array, step: Callable[[Data], PyTree]
@@ -247,7 +301,9 @@ class SampledNodes:
             return step(batch)
         # A batch that exceeds the capacity is drawn again, from the same key, with room for all.
         return jax.lax.cond(
-            batch.graph.overflow, lambda: step(self.batch(data, seeds, key)), lambda: step(batch)
+            batch.graph.overflow.any(),
+            lambda: step(self.batch(data, seeds, key)),
+            lambda: step(batch),
         )
 
     def batch(
@@ -257,16 +313,29 @@ class SampledNodes:
 
         The capacity of blocks is that of `jax_gnn.sampling.sample_neighbors`.
         """
-        graph, inputs = data.graph, Inputs(*data.inputs)
-        blocks = self._neighborhoods.draw(graph, seeds, key, inputs.past, capacity=capacity)
-        inputs = self._neighborhoods.inputs(graph, blocks, seeds, inputs)
-        return Data(blocks, inputs, data.y[jnp.maximum(seeds, 0)], (seeds >= 0,))
+        arguments = {"graph": data.graph, "inputs": Inputs(*data.inputs), "key": key}
+
+        def draw(seeds: Array, graph: PyTree, inputs: Inputs, key: Array) -> tuple[Blocks, Inputs]:
+            blocks = self._neighborhoods.draw(graph, seeds, key, inputs.past, capacity=capacity)
+            return blocks, self._neighborhoods.inputs(graph, blocks, seeds, inputs)
+
+        if self._mesh is None:
+            blocks, drawn = draw(seeds, **arguments)
+        else:
+            shares = seeds.reshape(self._mesh.size, -1)
+            blocks, drawn = apply_on_devices(draw, self._mesh, AXIS, (shares,), **arguments)
+        return Data(blocks, drawn, data.y[jnp.maximum(seeds, 0)], (seeds >= 0,))
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""
         x, edge_options, node_options, past = inputs
         dropout = {"deterministic": key is None, "rngs": key}
         # Steps are on blocks; evaluations on the whole graph, by layers if it is large.
+        if isinstance(graph, Blocks) and self._mesh is not None:
+            named = edge_options | node_options
+            return merge_devices(
+                apply_on_devices(model, self._mesh, AXIS, (graph, x), named, **dropout)
+            )
         if isinstance(graph, Blocks):
             return model(graph, x, **edge_options, **node_options, **dropout)
         if past is not None:
@@ -282,11 +351,11 @@ def feed_of(
     dataset: NodeDataset, config: TrainConfig, splits: Sequence[Split], devices: int, method: Method
 ) -> Feed:
     """Return the feed of a dataset and settings, for all the splits that will start."""
-    if devices > 1:
-        return SplitGraph(dataset, config, devices, method)
     if isinstance(dataset, GraphsDataset):
         assert isinstance(config, GraphsConfig)
-        return ManyGraphs(dataset, config, splits)
+        return ManyGraphs(dataset, config, splits, devices)
     if isinstance(config, SampledConfig) and config.batch_size:
-        return SampledNodes(dataset, config, splits)
+        return SampledNodes(dataset, config, splits, devices)
+    if devices > 1:
+        return SplitGraph(dataset, config, devices, method)
     return WholeGraph(dataset, config)

@@ -115,12 +115,35 @@ def padded_ids(groups: Sequence[np.ndarray], budget: dict[str, int]) -> np.ndarr
 
 
 def all_groups(
-    dataset: GraphsDataset, config: GraphsConfig
+    dataset: GraphsDataset, config: GraphsConfig, devices: int = 1
 ) -> tuple[list[np.ndarray], dict[str, int]]:
-    """Return groups of all graphs in order, as few as the budget allows, and the budget."""
+    """Return groups of all graphs in order, as few as the budget allows, and the budget.
+
+    Empty groups make their number a multiple of the devices'.
+    """
     sizes = graph_sizes(dataset)
-    budget = batch_budget(sizes, max(4 * config.batch_size, 1))
-    return [np.array(group) for group in pack(sizes, budget)], budget
+    budget = batch_budget(sizes, max(4 * config.batch_size // devices, 1))
+    groups = [np.array(group) for group in pack(sizes, budget)]
+    return groups + [np.zeros(0, int)] * (-len(groups) % devices), budget
+
+
+def deal(sizes: np.ndarray, devices: int) -> list[np.ndarray]:
+    """Deal graphs out to devices, about as many and as large ones to each.
+
+    Args:
+        sizes: Sizes of the graphs.
+        devices: Number of devices.
+
+    Returns:
+        For each device the indices of its graphs, in order.
+    """
+    # From the largest to the smallest, to all devices in turn, forwards and backwards.
+    order = np.pad(
+        np.argsort(-sizes, kind="stable"), (0, -len(sizes) % devices), constant_values=-1
+    )
+    rounds = order.reshape(-1, devices)
+    rounds[1::2] = rounds[1::2, ::-1]
+    return [np.sort(column[column >= 0]) for column in rounds.T]
 
 
 def take_padded(values: np.ndarray, ids: np.ndarray, fill: float) -> np.ndarray:
@@ -134,24 +157,32 @@ class Sampler:
 
     A batch has as many graphs as the settings say, unless these are larger than the budget holds,
     which is that of the mean and two deviations. Shapes depend on `count`, the largest number of
-    graphs to draw from.
+    graphs to draw from. The same batches are dealt out to several devices, where one that has more
+    nodes or edges than others had enlarges the shapes.
 
     Attributes:
         steps: Number of batches of an epoch.
     """
 
     def __init__(
-        self, dataset: GraphsDataset, x: np.ndarray, count: int, config: GraphsConfig
+        self,
+        dataset: GraphsDataset,
+        x: np.ndarray,
+        count: int,
+        config: GraphsConfig,
+        devices: int = 1,
     ) -> None:
         self._dataset, self._x = dataset, x
         self._sizes = graph_sizes(dataset)
-        self._budget = batch_budget(self._sizes, min(config.batch_size, count))
+        size, self._devices = min(config.batch_size, count), devices
+        self._budget = batch_budget(self._sizes, size)
+        self._device_budget = batch_budget(self._sizes, -(-size // devices))
         self.steps = config.steps or -(-count // config.batch_size)
         self._once = not config.steps
         self._has_edges = config.edge_in_features is not None
 
     def epoch(self, ids: np.ndarray, rng: np.random.Generator) -> Batches:
-        """Return batches of some of the graphs."""
+        """Return batches of some of the graphs; of several devices, those of a step in a row."""
         # Either each graph is in one batch of the epoch, or each batch is a sample of all graphs.
         if self._once:
             samples = np.array_split(rng.permutation(ids), self.steps)
@@ -164,9 +195,15 @@ class Sampler:
             fits = np.ones(len(sample), bool)
             for name, sizes in self._sizes.items():
                 fits &= np.cumsum(sizes[sample]) <= self._budget[name]
-            groups.append(sample[fits])
+            group = sample[fits]
+            work = sum(sizes[group] / max(sizes.mean(), 1) for sizes in self._sizes.values())
+            groups += [group[part] for part in deal(work, self._devices)]
+        for name, sizes in self._sizes.items():
+            largest = max(int(sizes[group].sum()) for group in groups)
+            if largest > self._device_budget[name]:
+                self._device_budget[name] = min(largest + largest // 8, self._budget[name])
         options = {"has_edges": self._has_edges}
-        return stack_batches(self._dataset, self._x, groups, self._budget, **options)
+        return stack_batches(self._dataset, self._x, groups, self._device_budget, **options)
 
 
 def to_device(tree: PyTree) -> PyTree:

@@ -67,8 +67,8 @@ def train(
             from the same parameters and keys. Models of many graphs, batches of nodes and several
             devices have none.
         devices: Number of devices that share the graph, each with a part of it: the first of
-            `jax.devices()`. But for dropout, which differs, results are those of one device to
-            rounding.
+            `jax.devices()`. Batches of graphs or nodes are dealt out to them. But for dropout and
+            sampled neighbourhoods, which differ, results are those of one device to rounding.
         method: Assignment of nodes to devices, see `jax_gnn.sharding.shard_graph`.
         on_epoch: Called after each epoch of the library's run, several at a time.
         state: File for the state of the training, written every few seconds and where an exception

@@ -19,7 +19,7 @@ from flax_layers.training.config.settings import COUNT, Config, Number, Setting,
 from flax_layers.training.types import Method
 from jax_gnn import shared_library
 from jax_gnn.cli import UserError
-from jax_gnn.datasets import NodeDataset
+from jax_gnn.datasets import GraphsDataset, NodeDataset
 from jax_gnn.extend import Implementation
 from jax_gnn.sharding import partition
 
@@ -138,7 +138,7 @@ def add_devices(
         type=_parser_of(COUNT),
         default=None if distributed else 1,
         metavar="N",
-        help="how many share the graph, each with a part of it"
+        help="how many share the graph, each with a part of it, or batches of graphs or nodes"
         + " (default: 1; with --distributed all)" * distributed,
     )
     if distributed:
@@ -160,6 +160,10 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
     """Return the `method` of `jax_gnn.sharding.shard_graph`, from the options of `add_devices`."""
     if args.partition is None:
         return "auto"
+    if isinstance(dataset, GraphsDataset):
+        raise UserError(
+            "--partition is for the nodes of one graph: graphs are dealt out as they are"
+        )
     # A word names a method; a file has the part of each node.
     path = Path(args.partition)
     if args.partition in METHODS:

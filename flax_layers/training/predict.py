@@ -168,7 +168,7 @@ def _run_predict(args: argparse.Namespace) -> int:
         if args.devices > 1:
             raise UserError(f"--devices: {args.checkpoint} predicts edges, on one device")
         return _rank_links(trained, path, args.output)
-    check_devices(trained.config, args.devices, training=False)
+    check_devices(trained.config, args.devices)
     with blame_data():
         dataset = load_to_predict(trained, path)
         logits = trained.predict(dataset, devices=args.devices, method=method_of(args, dataset))

@@ -187,12 +187,13 @@ preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply(
+def apply_model(
     graphdef: nnx.GraphDef[Any],
     state: PyTree,
     preprocessing: Preprocessing,
     inputs: dict[str, PyTree],
 ) -> PyTree:
+    """Return the results of a model, split by `nnx.split`, on its inputs by name."""
     # One program for preprocessing and model, which `export` writes as it is called here.
     options = dict(inputs)
     graph, x = options.pop("graph"), options.pop("x")
@@ -260,7 +261,7 @@ class Predictor:
         graphdef, *arrays = self._parts()
         if isinstance(graph, ShardedGraph):
             arrays = replicate(arrays, graph)
-        return _apply(graphdef, *arrays, {"graph": graph, "x": x, **named})
+        return apply_model(graphdef, *arrays, {"graph": graph, "x": x, **named})
 
     def _is_of_new_size(
         self, graph: AnyStructure, x: ArrayByType, named: Mapping[str, PyTree]
@@ -330,7 +331,7 @@ class Predictor:
         def program(parameters: dict[str, Array], arrays: dict[str, Array]) -> PyTree:
             state, preprocessing = _restore(template, parameters)
             inputs = jax.tree.unflatten(structure, [arrays[name] for name in specs])
-            return _apply(graphdef, nnx.merge_state(keys, state), preprocessing, inputs)
+            return apply_model(graphdef, nnx.merge_state(keys, state), preprocessing, inputs)
 
         exported = jax.export.export(
             jax.jit(program), platforms=platforms, disabled_checks=jax_gnn.EXPORT_CHECKS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
-from typing import cast
 
 import jax
 import numpy as np
@@ -30,7 +29,7 @@ from flax_layers.training.processes import join
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
 from flax_layers.training.trained import TrainedModel
-from flax_layers.training.types import ArrayByType, Method
+from flax_layers.training.types import ArrayByType
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
 
@@ -233,10 +232,8 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         check_neighbours(dataset, config)
     config = settled_direction(dataset, config, options.print_direction)
     # Errors of options and data come before the folder is made.
-    num_devices, method = 1, cast(Method, "auto")
-    if recipe.structure is not None:
-        num_devices, method = args.devices, options.method_of(args, dataset)
-        check_devices(config, num_devices)
+    num_devices, method = args.devices, options.method_of(args, dataset)
+    check_devices(config, num_devices)
     folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"

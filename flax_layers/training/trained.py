@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.sharding import NamedSharding
 
 from flax_layers import HeteroModel, Stack
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
@@ -29,28 +30,35 @@ from flax_layers.training.data import (
     raw_features,
     renumbered,
 )
-from flax_layers.training.devices import check_devices, shard_inputs
+from flax_layers.training.devices import (
+    AXIS,
+    REPLICATED,
+    check_devices,
+    merge_devices,
+    mesh_of,
+    shard_inputs,
+)
 from flax_layers.training.graphs import all_groups, connected, stack_batches, to_device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.neighborhoods import predict_past
-from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
+from flax_layers.training.predictor import Predictor, Preprocessing, apply_model, preprocessed
 from flax_layers.training.types import AnyStructure, ArrayByType, Method, Model, PyTree
 from jax_gnn import Batch, __version__, host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
-from jax_gnn.sharding import ShardedGraph
+from jax_gnn.sharding import ShardedGraph, apply_on_devices
 
 
-def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
+def raw_inputs(dataset: NodeDataset, config: TrainConfig, devices: int = 1) -> tuple[Any, ...]:
     """Return the inputs of a predictor of these settings: structure, `raw_features`, edge weights.
 
     Weights of edges are there if the settings ask for them. Many graphs become stacked batches, on
-    the device.
+    the device, as many for each of several devices.
     """
     recipe = recipe_of(config, dataset)
     x: Any = raw_features(dataset, config)
     if isinstance(dataset, GraphsDataset):
         dataset = connected(dataset, config)
-        groups, budget = all_groups(dataset, config)  # type: ignore[arg-type]
+        groups, budget = all_groups(dataset, config, devices)  # type: ignore[arg-type]
         has_edges = config.edge_in_features is not None
         if has_edges and dataset.edge_features is None:
             raise data_error(dataset, "has no edge_features, which the model takes")
@@ -75,9 +83,9 @@ def edge_argument(config: TrainConfig) -> str:
     return "edge_weight" if getattr(config, "edge_weight", False) else ""
 
 
-def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
+def model_inputs(dataset: NodeDataset, config: TrainConfig, devices: int = 1) -> tuple[Any, ...]:
     """Return the inputs of a model of these settings: `raw_inputs` after the preprocessing."""
-    graph, x, *weights = raw_inputs(dataset, config)
+    graph, x, *weights = raw_inputs(dataset, config, devices)
     return graph, preprocessed(preprocessing_of(config), x), *weights
 
 
@@ -287,7 +295,7 @@ class TrainedModel(Predictor):
             ValueError: The dataset has other features, other names, or hyperedges without learned
                 weights; or there are fewer devices, or the model has no parts.
         """
-        check_devices(self.config, devices, training=False)
+        check_devices(self.config, devices)
         check_times(dataset, self.config)
         # Weights that were learned are those of the training's hyperedges, by number.
         convolutions = getattr(stack_of(self.model), "convolutions", [None])
@@ -301,7 +309,7 @@ class TrainedModel(Predictor):
         # The data are brought into the model's order by name; predictions are brought back.
         match = self.renumbered(dataset)
         with host_arrays() if devices > 1 else contextlib.nullcontext():
-            inputs = raw_inputs(self._with_model_classes(match.dataset), self.config)
+            inputs = raw_inputs(self._with_model_classes(match.dataset), self.config, devices)
         graph, x, *weights = inputs
         if (widths := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
@@ -314,7 +322,7 @@ class TrainedModel(Predictor):
             and (self.data is None or "structure" in self.differences(dataset))
         ):
             match.warn()
-        if devices > 1:
+        if devices > 1 and not isinstance(graph, Batch):
             graph, x, *weights = shard_inputs(graph, (x, *weights), devices, method)
         if getattr(self.config, "edge_time", False):
             scaling, config = (
@@ -325,9 +333,23 @@ class TrainedModel(Predictor):
             logits = predict_past(self.model, match.dataset, config, graph, x, *weights)
             logits = scaling.results(logits)
         else:
-            logits = self(
-                graph, x, **dict(zip((edge_argument(self.config),), weights, strict=False))
-            )
+            named = dict(zip((edge_argument(self.config),), weights, strict=False))
+            if devices > 1 and isinstance(graph, Batch):
+                # Each device computes some of the groups of graphs.
+                values, named = jax.tree.map(
+                    lambda array: array.reshape(devices, -1, *array.shape[1:]), ((graph, x), named)
+                )
+                mesh = mesh_of(devices)
+                graphdef, *arrays = self._parts()
+                arrays = jax.device_put(arrays, NamedSharding(mesh, REPLICATED))
+
+                def predict(graph: PyTree, x: Array, *, arrays: PyTree, **named: Array) -> PyTree:
+                    return apply_model(graphdef, *arrays, {"graph": graph, "x": x, **named})
+
+                logits = apply_on_devices(predict, mesh, AXIS, values, named, arrays=arrays)
+                logits = merge_devices(logits)
+            else:
+                logits = self(graph, x, **named)
         if isinstance(graph, ShardedGraph):
             logits = graph.unshard(logits)
         if isinstance(graph, Batch):  # rows of padding are dropped

@@ -7,7 +7,7 @@ from jax_gnn.sharding._host_rows import HostRows
 from jax_gnn.sharding._partition import PartitionCosts, partition, partition_costs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 from jax_gnn.sharding._samples import ShardedSeeds
-from jax_gnn.sharding._sharded import ShardedGraph, shard_graph
+from jax_gnn.sharding._sharded import ShardedGraph, apply_on_devices, shard_graph
 
 __all__ = [
     "CachedRows",
@@ -19,6 +19,7 @@ __all__ = [
     "RelationalPart",
     "ShardedGraph",
     "ShardedSeeds",
+    "apply_on_devices",
     "load_parts",
     "partition",
     "partition_costs",

@@ -21,10 +21,10 @@ class BatchNorm(nnx.BatchNorm):
     """`nnx.BatchNorm` of the real nodes of all devices.
 
     Attributes:
-        is_node: ``(num_own,)`` bool, rows that are no padding.
+        is_node: ``(num_own,)`` bool, rows that are no padding; None if all are none.
     """
 
-    is_node: Array
+    is_node: Array | None
 
     def __call__(
         self,
@@ -38,12 +38,13 @@ class BatchNorm(nnx.BatchNorm):
         if running:
             return cast(Array, super().__call__(x, use_running_average=True))
         rows = jnp.asarray(x)
-        if mask is None and (rows.ndim < 2 or rows.shape[0] != len(self.is_node)):
+        is_node = jnp.ones(rows.shape[:1], bool) if self.is_node is None else self.is_node
+        if mask is None and (rows.ndim < 2 or rows.shape[0] != len(is_node)):
             raise ValueError(
-                f"x of nnx.BatchNorm must have num_own = {len(self.is_node)} rows on a part, or a "
+                f"x of nnx.BatchNorm must have num_own = {len(is_node)} rows on a part, or a "
                 f"mask, got shape {rows.shape}"
             )
-        valid = row_wise(self.is_node, rows) if mask is None else jnp.asarray(mask)
+        valid = row_wise(is_node, rows) if mask is None else jnp.asarray(mask)
         axes = [self.axis] if isinstance(self.axis, int) else self.axis
         features = {axis % rows.ndim for axis in axes}
         reduced = tuple(i for i in range(rows.ndim) if i not in features)
@@ -81,14 +82,14 @@ class StatefulModel(NamedTuple):
 
     @classmethod
     def of(cls, model: object) -> StatefulModel | None:
-        """Split a model; None for functions and models without such state."""
+        """Split a model; None for functions."""
         if not isinstance(model, nnx.Module):
             return None
         parts: Any = nnx.split(model, (nnx.BatchStat, nnx.RngState), ...)
-        return cls(*parts) if jax.tree.leaves(parts[1]) else None
+        return cls(*parts)
 
     def call(
-        self, state: Any, axis: str, is_node: Array, *args: Any, **named: Any
+        self, state: Any, axis: str, is_node: Array | None, *args: Any, **named: Any
     ) -> tuple[Any, Any]:
         """Call the model on a device; return the result and the state that the call changed."""
         model, device = nnx.merge(self.definition, state, self.rest), jax.lax.axis_index(axis)

@@ -304,41 +304,8 @@ class ShardedGraph:
         self._check_split()
         for array in jax.tree.leaves(values):
             self._check_axes("values", array, (self.num_parts,))
-
-        model: Any = None
-        if "flax.nnx" in sys.modules:  # Flax is not imported for functions without it
-            from jax_gnn.sharding._models import StatefulModel, update
-
-            model = StatefulModel.of(function)
-
-        def call(part: object, node_ids: Array, values: tuple[object, ...], state: Any) -> Any:
-            part, values = jax.tree.map(lambda leaf: leaf[0], (part, values))
-            device = jax.lax.axis_index(self.axis)
-            own = {name: _own_key(device, value) for name, value in named.items()}
-            try:
-                if model is None:
-                    result = function(part, *values, **own)
-                else:
-                    is_node = node_ids[0] != PADDING
-                    result, state = model.call(state, self.axis, is_node, part, *values, **own)
-            except Exception as error:
-                if type(error).__name__ != "TraceContextError":  # Flax's, which is not imported
-                    raise
-                raise ValueError(
-                    "function must not change objects from outside, as a function does that calls "
-                    "a model in training mode: pass the model itself to apply, or merge a model of "
-                    "nnx.split inside the function"
-                ) from error
-            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result), state
-
-        # Leaves have a leading axis of one device inside.
-        spec, state = PartitionSpec(self.axis), () if model is None else model.state
-        specs = (spec, spec, spec, PartitionSpec()), (spec, PartitionSpec())
-        run = jax.shard_map(call, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1])
-        result, state = run(self.part, self.node_ids, values, state)
-        if model is not None:
-            update(function, state)
-        return cast(Result, result)
+        values = (self.part, *values)
+        return _apply(function, self.mesh, self.axis, self.node_ids, values, {}, named)
 
     def _check_split(self) -> None:
         part, (count, capacity) = self.part, self.node_ids.shape
@@ -366,6 +333,109 @@ class ShardedGraph:
     def sharding(self) -> NamedSharding:
         """Sharding of arrays with a leading axis of devices."""
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+
+@public
+def apply_on_devices(
+    function: Callable[..., Result],
+    mesh: Mesh,
+    axis: str,
+    values: tuple[Any, ...],
+    named: Mapping[str, Any] | None = None,
+    **shared: Any,
+) -> Result:
+    """Call a function, such as a model, on each device of a mesh with its batch.
+
+    Batch norms and keys of a model are as in :meth:`ShardedGraph.apply`; norms that are called
+    without a mask count all rows.
+
+    Args:
+        function: called with ``values``, ``named`` and ``shared``.
+        mesh: the devices.
+        axis: the axis of the mesh that the batches are split over.
+        values: pytrees of arrays with a leading axis of devices, such as a stacked
+            :class:`jax_gnn.Batch`. A device gets its row, without that axis.
+        named: arguments by name, of such pytrees.
+        **shared: further arguments, the same for all devices; but a key of `jax.random.key` is
+            folded with the device's number.
+
+    Returns:
+        The result of the function, each array with a leading axis of devices.
+
+    Raises:
+        TypeError: ``function`` is not callable, or ``mesh`` is no mesh.
+        ValueError: the mesh has no such axis, an array has no axis of the devices, or the function
+            changes an object from outside.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("batch",))
+        >>> apply_on_devices(jnp.sum, mesh, "batch", (jnp.array([[1.0, 2.0]]),))
+        Array([3.], dtype=float32)
+    """
+    arguments.check_callable("function", function)
+    arguments.check_instance("mesh", mesh, Mesh)
+    arguments.check_choice("axis", axis, mesh.axis_names)
+    for array in jax.tree.leaves((values, named)):
+        if np.shape(array)[:1] != (mesh.shape[axis],):
+            raise ValueError(
+                f"values and named must have a leading axis of the {mesh.shape[axis]} devices of "
+                f"{axis!r}, got shape {np.shape(array)}"
+            )
+    mesh = Mesh(mesh.devices, mesh.axis_names)  # with automatic axes
+    return _apply(function, mesh, axis, None, values, dict(named or {}), shared)
+
+
+def _apply(
+    function: Callable[..., Result],
+    mesh: Mesh,
+    axis: str,
+    node_ids: Array | None,
+    values: tuple[Any, ...],
+    named: dict[str, Any],
+    shared: dict[str, Any],
+) -> Result:
+    """Return `apply_on_devices`; -1 in node_ids, ``(devices, rows)``, is padding of norms."""
+    model: Any = None
+    if "flax.nnx" in sys.modules:  # Flax is not imported for functions without it
+        from jax_gnn.sharding._models import StatefulModel, update
+
+        model = StatefulModel.of(function)
+
+    # Arrays for all devices are operands, as those from outside would have another mesh's type.
+    leaves, tree = jax.tree.flatten(shared)
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Array)}
+
+    def call(operands: Any, state: Any, rest: Any, arrays: dict[int, Array]) -> Any:
+        node_ids, values, named = jax.tree.map(lambda leaf: leaf[0], operands)
+        device = jax.lax.axis_index(axis)
+        shared = jax.tree.unflatten(tree, [arrays.get(i, x) for i, x in enumerate(leaves)])
+        named |= {name: _own_key(device, value) for name, value in shared.items()}
+        try:
+            if model is None:
+                result = function(*values, **named)
+            else:
+                is_node = None if node_ids is None else node_ids != PADDING
+                local = model._replace(rest=rest)
+                result, state = local.call(state, axis, is_node, *values, **named)
+        except Exception as error:
+            if type(error).__name__ != "TraceContextError":  # Flax's, which is not imported
+                raise
+            raise ValueError(
+                "function must not change objects from outside, as a function does that calls "
+                "a model in training mode: pass the model itself to apply, or merge a model of "
+                "nnx.split inside the function"
+            ) from error
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result), state
+
+    # Leaves have a leading axis of one device inside.
+    state, rest = ((), ()) if model is None else (model.state, model.rest)
+    split, whole = PartitionSpec(axis), PartitionSpec()
+    specs = (split, whole, whole, whole), (split, whole)
+    run = jax.shard_map(call, mesh=mesh, in_specs=specs[0], out_specs=specs[1])
+    result, state = run((node_ids, values, named), state, rest, arrays)
+    if model is not None:
+        update(function, state)
+    return cast(Result, result)
 
 
 @functools.partial(jax.jit, static_argnames=("mesh", "axis", "num_nodes"))
