@@ -29,9 +29,8 @@ def join(args: argparse.Namespace) -> Iterator[None]:
     Raises:
         ValueError: The environment describes no job, or a process would have none of the devices.
     """
-    if not getattr(args, "distributed", False):
-        if hasattr(args, "devices"):
-            args.devices = args.devices or 1
+    if not args.distributed:
+        args.devices = args.devices or 1
         yield
         return
     try:
