@@ -1311,7 +1311,7 @@ def plan_after_all_passes(compiled, graph, arguments):
 
 
 def test_tall_products_are_those_of_layers(rng, monkeypatch):
-    """A float32 product of many rows with shared weights uses this library's kernel."""
+    """The gradient of weights of a float32 product of many rows uses this library's kernel."""
     src, dst = rng.integers(9, size=(2, 30))
     graph = Graph.from_edges(src, dst, num_nodes=9)
     arguments = random_arguments(rng, MODELS["gatv2"], graph)
@@ -1325,20 +1325,21 @@ def test_tall_products_are_those_of_layers(rng, monkeypatch):
         return [equation.primitive.name for equation in jaxpr.eqns]
 
     layer = program(MODELS["gatv2"])
-    assert "jax_gnn_segment_matmul" not in names()
+    assert "jax_gnn_linear" not in names()
     want = values(layer.reference)
-    monkeypatch.setattr(products, "TALL", 9)
+    monkeypatch.setitem(products.MIN_ROWS, jax.default_backend(), 9)
+    monkeypatch.setitem(products._MIN_FEATURES, jax.default_backend(), 2)
     layer = program(MODELS["gatv2"])
-    assert names().count("jax_gnn_segment_matmul") == 2
+    assert names().count("jax_gnn_linear") == 2
     assert largest_difference(values(layer), want) < 5e-3  # TF32 on a GPU
 
 
-def test_gradients_of_wide_weights_are_outer_products(rng, monkeypatch):
+def test_gradients_of_weights_of_tall_products_are_outer_products(rng, monkeypatch):
     """XLA computes the product and its gradient of rows; vmap and second derivatives work."""
-    monkeypatch.setattr(products, "TALL", 9)
+    monkeypatch.setitem(products.MIN_ROWS, jax.default_backend(), 9)
     x, w = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((50, 33), (33, 130)))
-    assert products.is_wide(x, w, None) and not products.is_wide(x, w[:, :128], None)
-    assert not products.is_wide(x[:, :15], w[:15], None) and not products.is_wide(x[:8], w, None)
+    assert products.is_tall(x, w, None) and not products.is_tall(x, w, "highest")
+    assert not products.is_tall(x[:, :15], w[:15], None) and not products.is_tall(x[:8], w, None)
 
     def loss(product):
         return lambda x, w: jnp.sum(jnp.sin(product(x, w)))
@@ -1347,9 +1348,9 @@ def test_gradients_of_wide_weights_are_outer_products(rng, monkeypatch):
         gradient = jax.grad(loss(product), (0, 1))
         return gradient(x, w), jax.jvp(gradient, (x, w), (w[:1, :33] + x, w * w))
 
-    names = str(jax.make_jaxpr(jax.grad(loss(products.wide_matmul), (0, 1)))(x, w))
+    names = str(jax.make_jaxpr(jax.grad(loss(products.tall_matmul), (0, 1)))(x, w))
     assert names.count("segment_outer") == 1 and "segment_matmul" not in names
-    got = jax.vmap(lambda x: derivatives(products.wide_matmul, x, w))(jnp.stack([x, 2 * x]))
+    got = jax.vmap(lambda x: derivatives(products.tall_matmul, x, w))(jnp.stack([x, 2 * x]))
     with jax.default_matmul_precision("highest"):
         want = jax.vmap(lambda x: derivatives(jnp.matmul, x, w))(jnp.stack([x, 2 * x]))
     assert largest_difference(got, want) < 5e-3  # TF32 on a GPU
@@ -1357,14 +1358,15 @@ def test_gradients_of_wide_weights_are_outer_products(rng, monkeypatch):
 
 def test_products_with_a_vector_are_xlas(rng, monkeypatch):
     """XLA fuses products with a vector into their neighbours; kernels cannot."""
-    monkeypatch.setattr(products, "TALL", 9)
+    monkeypatch.setitem(products.MIN_ROWS, jax.default_backend(), 9)
+    monkeypatch.setitem(products._MIN_FEATURES, jax.default_backend(), 2)
     graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
     arguments = random_arguments(rng, MODELS["gat"], graph)
     arguments = {name: jnp.asarray(x, jnp.float32) for name, x in arguments.items()}
     run = program(MODELS["gat"], passes=())  # as it is written: x w, and that times two vectors
     jaxpr = jax.make_jaxpr(lambda arguments: run(graph, **arguments))(arguments)
     names = [equation.primitive.name for equation in jaxpr.eqns]
-    assert names.count("jax_gnn_segment_matmul") == 1
+    assert names.count("jax_gnn_linear") == 1
 
 
 def test_a_product_goes_behind_a_choice_if_asked_to(rng):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arrays import as_matrix
-from jax_gnn._ops.segment_matmul.api import is_tall, is_wide, segment_matmul, wide_matmul
+from jax_gnn._ops.segment_matmul.api import is_tall, tall_matmul
 from jax_gnn._program.rows import Contract, Labels, Row
 
 
@@ -111,12 +111,9 @@ def _multiply_tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -
     kernel = kernel.reshape(rows.shape[1], math.prod(shape))
     if min(kernel.shape) == 1:
         return None  # XLA fuses products with a vector into their neighbours
-    if is_tall(rows, kernel, precision):
-        y = segment_matmul(rows, kernel[None], jnp.full((1,), rows.shape[0], jnp.int32))
-    elif is_wide(rows, kernel, precision):
-        y = wide_matmul(rows, kernel)
-    else:
+    if not is_tall(rows, kernel, precision):
         return None
+    y = tall_matmul(rows, kernel)
     return y.reshape(y.shape[0], *shape)
 
 

@@ -25,30 +25,23 @@ from jax_gnn._ops.segment_matmul import primitive, xla
 from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 
-# Least rows, and most features, of float32 products that are not slower than XLA's on an H200 and
-# on CPUs, and whose gradients of weights are up to twice as fast.
-TALL = 50_000
-_NARROW = 128
-# Least and most features of float32 products that are XLA's but for the gradients of weights, which
-# are 1.2 to 1.9 times as fast.
-_MIN_WIDE, _MAX_WIDE = {"cpu": 32, "gpu": 16}, 256
+# Least rows, and least and most features, of float32 products whose gradients of weights are those
+# of `segment_outer`, up to twice as fast as XLA's.
+MIN_ROWS = {"cpu": 50_000, "gpu": 25_000}
+_MIN_FEATURES, _MAX_FEATURES = {"cpu": 32, "gpu": 16}, 256
 
 
 def is_tall(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
-    """Return whether ``x @ kernel`` should be a segmented product of one group."""
-    is_tall = x.ndim == 2 and at_most(TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
-    return is_tall and precision is None and x.dtype == np.float32
+    """Return whether ``x @ kernel`` should be `tall_matmul`."""
+    platform = jax.default_backend()
+    if platform not in MIN_ROWS or precision is not None or x.ndim != 2:
+        return False
+    fits = _MIN_FEATURES[platform] <= min(kernel.shape) and max(kernel.shape) <= _MAX_FEATURES
+    fits = fits and x.dtype == kernel.dtype == np.float32
+    return fits and at_most(MIN_ROWS[platform], x.shape[0])
 
 
-def is_wide(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
-    """Return whether ``x @ kernel`` should be `wide_matmul`."""
-    is_tall = x.ndim == 2 and at_most(TALL, x.shape[0])
-    least = _MIN_WIDE.get(jax.default_backend(), _MAX_WIDE)
-    fits = least <= min(kernel.shape) and _NARROW < max(kernel.shape) <= _MAX_WIDE
-    return is_tall and fits and precision is None and x.dtype == kernel.dtype == np.float32
-
-
-def wide_matmul(x: Array, kernel: Array) -> Array:
+def tall_matmul(x: Array, kernel: Array) -> Array:
     """Return ``x @ kernel`` by XLA, whose gradients of the kernel are `segment_outer`'s."""
     level = arguments.precision_level(None)
     return _product_of_weights([x], [kernel], precision=level)[0]
@@ -86,7 +79,7 @@ def row_matmul(
     bias: Array | None = None,
     activation: Activation | None = None,
 ) -> Array:
-    """Return ``activation(scale * (x @ kernel) + bias)``, in one kernel where x is tall.
+    """Return ``activation(scale * (x @ kernel) + bias)``.
 
     Across devices, the gradients of x and of the kernel are scheduled together.
 
@@ -103,23 +96,13 @@ def row_matmul(
         Array([ 3., -3.], dtype=float32)
     """
     x, kernel = gradients_at_once(x, kernel)
-    if is_tall(x, kernel, precision):
-        y: Array = segment_matmul(
-            x,
-            kernel[None],
-            jnp.full((1,), x.shape[0], jnp.int32),
-            scale=scale,
-            bias=None if bias is None else bias[None],
-            activation=activation,
-        )
-        return y
     # Scaling the narrower of x and y costs less. XLA fuses a scaling of x with the operation that
     # made x, such as a dropout.
     narrows = kernel.shape[0] > kernel.shape[1]
     if scale is not None and not narrows:
         x = row_wise(scale.astype(x.dtype), x) * x
-    if is_wide(x, kernel, precision):
-        y = wide_matmul(x, kernel)
+    if is_tall(x, kernel, precision):
+        y = tall_matmul(x, kernel)
     else:
         y = jnp.matmul(x, kernel, precision=precision)
     if scale is not None and narrows:
