@@ -213,25 +213,11 @@ def host_row_starts(rows: np.ndarray, num_rows: int) -> Any:
 
 def row_ids(indptr: Array, num_entries: int) -> Array:
     """Return the row of each entry of a CSR matrix, ``(num_entries,)``; -1 outside all rows."""
-    indptr = replicate(indptr)
-    count, search = (functools.partial(f, num_entries=num_entries) for f in (_count, _search))
-    if jax.export.is_symbolic_dim(indptr.shape[0]):  # a search needs a concrete size
-        search = count
-    rows = jax.lax.platform_dependent(indptr, cpu=count, default=search)
-    return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
-
-
-def _count(indptr: Array, num_entries: int) -> Array:
-    """Count the row starts up to each entry: on a CPU several times as fast as a search."""
+    # Counting the row starts up to each entry is several times as fast as a search in indptr, on
+    # CPUs, and on an H200 for 10 million entries.
     starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
-    return jnp.cumsum(starts, dtype=indptr.dtype) - 1
-
-
-def _search(indptr: Array, num_entries: int) -> Array:
-    """Search each entry among the row starts: one kernel of a GPU, where a sum is several."""
-    entries = jnp.arange(num_entries, dtype=indptr.dtype)
-    starts = jnp.searchsorted(indptr, entries, side="right", method="scan_unrolled")
-    return starts.astype(indptr.dtype) - 1
+    rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
+    return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
 
 
 def search_rows(starts: Array, stops: Array, predicate: Callable[[Array], Array]) -> Array:
