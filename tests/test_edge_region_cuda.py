@@ -5,6 +5,7 @@ import re
 import threading
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -326,6 +327,25 @@ def test_missing_compiler_is_silent_unless_demanded(rng, monkeypatch):
         assert composition(edges, pairwise(4), None) is None
     with pytest.raises(ValueError, match="no compiler"):
         composition(edges, pairwise(4), "cuda")
+
+
+def test_threads_that_look_for_the_compiler_wait_for_its_import(monkeypatch):
+    """One of several threads that import a package may see it without its attributes."""
+    attributes, is_first = types.SimpleNamespace(), threading.Lock()
+
+    def import_module(name):
+        if name == "cuda.core" and is_first.acquire(blocking=False):
+            threading.Event().wait(0.2)
+            attributes.Program = object
+        return attributes if name == "cuda.core" else types.SimpleNamespace(nvrtcVersion=tuple)
+
+    monkeypatch.setattr(cuda_compile.importlib, "import_module", import_module)
+    cuda_compile._missing.cache_clear()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(lambda _: cuda_compile.missing(), range(4))] == [None] * 4
+    finally:
+        cuda_compile._missing.cache_clear()
 
 
 def test_damaged_cache_file_is_compiled_again(monkeypatch):

@@ -51,9 +51,14 @@ class Binary:
         return hashlib.sha256(self.code).hexdigest()
 
 
-@functools.cache
 def missing() -> str | None:
     """Return why there is no compiler; None if there is one."""
+    with _lock:  # of two threads that import a package, one may see it without its attributes
+        return _missing()
+
+
+@functools.cache
+def _missing() -> str | None:
     try:
         core = importlib.import_module("cuda.core")
         importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
