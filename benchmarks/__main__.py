@@ -21,7 +21,6 @@ from benchmarks import (
     sampling,
     scaling,
     schedule_times,
-    schedule_trees,
     schedules,
     sharding,
     typed,
@@ -285,11 +284,10 @@ def _measure_schedules(options: argparse.Namespace) -> int:
 def _fit_schedules(options: argparse.Namespace) -> int:
     databases = schedule_times.read(options.file)
     if databases[0].subject == schedule_times.HYPERGRAPH:
-        (database,) = databases
-        fitted = schedules.fit(database)
-        table, rule = schedules.markdown(database, fitted), schedules.emit(database, fitted)
+        databases = [schedules.with_best_threads(database) for database in databases]
+        table, rule = schedules.markdown(databases), schedules.emit_rule(databases[0])
     else:
-        table, rule = schedule_trees.markdown(databases), schedule_trees.emit(databases)
+        table, rule = schedules.markdown(databases), schedules.emit(databases)
     out = options.out or (_TREES, _RULE)[databases[0].subject == schedule_times.HYPERGRAPH]
     options.file.with_suffix(".md").write_text(table)
     out.write_text(rule)

@@ -63,12 +63,15 @@ class Database:
         subject: ``"hypergraph"``, or a kind of call of ``segment_times``.
         capability: compute capability of the device.
         knows_spread: whether trees may ask for `SPREAD`; not written.
+        threads: threads of the blocks of hypergraph aggregations that trees may choose; not
+            written.
     """
 
     subject: str
     device: str
     capability: str = field(default="", kw_only=True)
     knows_spread: bool = field(default=False, kw_only=True)
+    threads: int | None = field(default=None, kw_only=True)
     versions: dict[str, str]
     commit: str | None
     date: str
@@ -94,7 +97,7 @@ def _text(database: Database) -> str:
     ]
     fields = list(rows[0]) if rows else []
     head = {"schema": SCHEMA, **database.__dict__, "rows": [], "fields": fields}
-    del head["knows_spread"]
+    del head["knows_spread"], head["threads"]
     lines = [json.dumps(list(row.values())) for row in rows]
     text = json.dumps(head, indent=None).replace('"rows": []', '"rows": [\n%s\n]')
     return text % ",\n".join(lines)

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -44,7 +45,7 @@ from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
 # The benchmarks belong to the checkout, not to the installed package.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import schedule_times, schedule_trees, segment_times
+from benchmarks import schedule_times, segment_times
 from benchmarks import schedules as rules
 from benchmarks.__main__ import main as benchmark
 from benchmarks.schedule_times import Database, Row
@@ -1049,80 +1050,45 @@ def database(noise=0.0, seed=0):
     return Database("hypergraph", "gpu", {"jax": "1"}, None, date, choices, rows)
 
 
-def emitted_rule(timings, fitted):
-    """The generated rule returns its choice for all features."""
-    rule = json.loads(rules.emit(timings, fitted))
-    return functools.partial(rule_choice, rule["threads"], rule["rounds"])
-
-
-def rule_choice(threads, tree, **features):
-    return threads, leaf(tree, features)
-
-
-def test_emitted_rule_equals_the_tree():
-    timings = database(noise=0.3)
-    fitted = rules.fit(timings)
-    choose = emitted_rule(timings, fitted)
-    predicted = fitted.tree.predict(rules._features(timings)).argmin(axis=1)
-    for row, best in zip(timings.rows, fitted.columns[predicted], strict=True):
-        assert choose(**rules.row_features(row)) == timings.choices[best]
+def choose(rule, **features):
+    return rule["threads"], leaf(rule["rounds"], features)
 
 
 def test_the_rule_is_near_the_best_with_blocks_of_one_size():
-    timings = database(noise=0.01)
-    fitted = rules.fit(timings)
-    choose = emitted_rule(timings, fitted)
-    chosen = [choose(**rules.row_features(row)) for row in timings.rows]
-    assert {threads for threads, _ in chosen} == {128}
-    assert len({rounds for _, rounds in chosen}) > 2
+    timings = rules.with_best_threads(database(noise=0.01))
+    rule = json.loads(rules.emit_rule(timings))
+    assert timings.threads == rule["threads"] == 128
+    chosen = [choose(rule, **rules.call_features(timings, row)) for row in timings.rows]
+    assert len(set(chosen)) > 2
     slower = [
         row.times[timings.choices.index(choice)] / min(row.times)
         for row, choice in zip(timings.rows, chosen, strict=True)
     ]
-    assert np.exp(np.mean(np.log(slower))) < 1.05
+    everything = np.full(len(slower), True)
+    losses = rules.chosen_losses(timings, rules.fit(timings, everything), everything)
+    np.testing.assert_allclose(losses, np.log(slower))
+    assert losses.mean() < 0.05
     # What the fit says of itself counts in what one size costs, on graphs left out.
-    assert fitted.log_losses.shape == (len(timings.rows),)
-    assert 0 < fitted.log_losses.mean() < 0.08
+    assert losses.mean() < rules.held_out(timings).mean() < 0.08
 
 
-def test_the_smallest_tree_is_taken_that_is_near_the_best(monkeypatch):
-    timings = database()
-    # 8 leaves are within the tolerance of the best, and fewer leaves are preferred.
-    losses = {4: 0.3, 8: 0.1005, 16: 0.2, 24: 0.1, 32: 0.1, 48: 0.1}
-
-    def cross_validate(database, columns, options):
-        worse = 1e-4 * (options["min_samples_leaf"] != 3)
-        return np.full(len(timings.rows), losses[options["max_leaf_nodes"]] + worse)
-
-    monkeypatch.setattr(rules, "cross_validate", cross_validate)
-    assert rules.fit(timings).options == {"max_leaf_nodes": 8, "min_samples_leaf": 3}
-
-
-def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
+def test_trees_are_held_out_from_a_graph_and_its_twins(monkeypatch):
     # Twins of a graph have the same sizes: a tree that saw one twin has seen them all.
-    timings = database()
+    timings = replace(database(), threads=64)
     seen = []
 
-    class Tree:
-        def predict(self, features):
-            return np.tile([0.0, 1.0, 2.0], (len(features), 1))
+    def fit(database, used):
+        seen.append({row.graph for row, inside in zip(database.rows, used, strict=True) if inside})
+        return 3
 
-    def grow(options, database, columns, chosen):
-        left_out = {
-            row.graph for row, inside in zip(timings.rows, chosen, strict=True) if not inside
-        }
-        seen.append(left_out)
-        return Tree()
-
-    monkeypatch.setattr(rules, "_grow", grow)
-    log_losses = rules.cross_validate(timings, np.arange(3), {})
+    monkeypatch.setattr(rules, "fit", fit)
+    losses = rules.held_out(timings)
+    graphs = {row.graph for row in timings.rows}
     families = [[f"h{number}-twin", f"h{number}-twin-cols"] for number in range(10)]
-    assert sorted(map(sorted, seen)) == families
-    first = [row.times[0] / min(row.times) for row in timings.rows]
-    np.testing.assert_allclose(log_losses, np.minimum(np.log(first), rules.SLOWEST))
-    losses = rules.losses_by(timings, log_losses, rules.kernel_of)
-    mean = [log for log, row in zip(log_losses, timings.rows, strict=True) if row.shape["to_nodes"]]
-    assert losses["to nodes"] == pytest.approx(np.expm1(np.mean(mean)))
+    assert sorted(sorted(graphs - used) for used in seen) == families
+    column = timings.choices.index((64, 3))
+    slower = [row.times[column] / min(row.times) for row in timings.rows]
+    np.testing.assert_allclose(losses, np.minimum(np.log(slower), rules.SLOWEST))
 
 
 def test_slowdowns_are_bounded():
@@ -1147,7 +1113,7 @@ def test_the_command_writes_rule_and_table(tmp_path, capsys):
     assert table in shown
     for line in ("| to hyperedges | 60 |", "| to nodes | 60 |", "| all at once |"):
         assert line in re.sub(" +", " ", table)
-    assert rule.read_text() == rules.emit(again, rules.fit(again))
+    assert rule.read_text() == rules.emit_rule(rules.with_best_threads(again))
 
 
 @pytest.mark.parametrize(
@@ -1166,12 +1132,10 @@ def test_bad_database_files(text, message, tmp_path, capsys):
 
 def test_the_librarys_rule_is_near_the_best_that_was_measured():
     (timings,) = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
-    slowdowns, rule = rules.slowdowns(timings), hypergraph_schedule._rule()
-    lost = [
-        slowdowns[number, timings.choices.index(rule_choice(*rule, **rules.row_features(row)))]
-        for number, row in enumerate(timings.rows)
-    ]
-    assert np.exp(np.mean(lost)) < 1.05
+    threads, tree = hypergraph_schedule._rule()
+    everything = np.full(len(timings.rows), True)
+    losses = rules.chosen_losses(replace(timings, threads=threads), tree, everything)
+    assert np.expm1(losses.mean()) < 0.05
 
 
 class StageTimer:
@@ -1212,7 +1176,7 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     assert "broken is left out: out of memory" in capsys.readouterr().err
     (timings,) = schedule_times.read(path)
     incidences = len(graphs["h"]().node_idx)
-    assert [list(rules.row_features(row).values()) for row in timings.rows] == [
+    assert [list(rules.call_features(timings, row).values()) for row in timings.rows] == [
         [to_nodes, *stage_features(incidences, size, width, itemsize).values()]
         for width, itemsizes in ((4, (4, 4)), (16, (2, 4)))
         for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)
@@ -1261,7 +1225,7 @@ class LimitTimer:
 def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsys, trees):
     monkeypatch.setattr("jax_gnn._tuning.timing.ProfilerTimer", LimitTimer)
     monkeypatch.setattr(segment_times, "CASES", {"segment_sum": 3})
-    monkeypatch.setattr(schedule_trees, "SIMILAR_CALLS", 500)
+    monkeypatch.setattr(rules, "SIMILAR_CALLS", 500)
 
     def compile_all(calls, schedules_of):
         return {
@@ -1295,8 +1259,8 @@ def test_trees_are_fitted_to_measured_sums_and_read(monkeypatch, tmp_path, capsy
         wrong += (kernel == "step") != (call["rows"] < 500)
     assert wrong <= 3  # thresholds are between graphs, which have 50 rows, 140, and so on
     by_hand = rules.slowdowns(database)[:, -1]
-    assert schedule_trees.is_better(np.zeros(44), by_hand)
-    assert not schedule_trees.is_better(by_hand, by_hand)
+    assert rules.is_better(np.zeros(44), by_hand)
+    assert not rules.is_better(by_hand, by_hand)
 
 
 def test_shipped_trees_lose_less_than_the_rule_by_hand_where_they_were_fitted():
@@ -1308,9 +1272,9 @@ def test_shipped_trees_lose_less_than_the_rule_by_hand_where_they_were_fitted():
     for database in databases:
         if database.subject in trees:
             everything = np.full(len(database.rows), True)
-            losses = schedule_trees.chosen_losses(database, trees[database.subject], everything)
+            losses = rules.chosen_losses(database, trees[database.subject], everything)
             by_hand = rules.slowdowns(database)[:, -1]
-            assert schedule_trees.is_better(losses, by_hand)
+            assert rules.is_better(losses, by_hand)
             assert losses.mean() < 0.6 * by_hand.mean()
 
 
@@ -1319,9 +1283,7 @@ def test_grown_trees_lose_nothing_that_splits_can_avoid():
     x, y = np.divmod(np.arange(400), 20)
     differ = (x < 10) != (y < 7)
     losses = np.array([differ, ~differ, np.full(400, 0.9)]).T.astype(float)
-    tree = schedule_trees.grow(
-        ["x", "y"], np.array([x, y]).T.astype(float), losses, ["a", "b", "c"]
-    )
+    tree = rules.grow(["x", "y"], np.array([x, y]).T.astype(float), losses, ["a", "b", "c"], 10)
     chosen = [leaf(tree, {"x": i, "y": j}) for i, j in zip(x, y, strict=True)]
     assert chosen == np.where(differ, "b", "a").tolist()
 
