@@ -13,13 +13,11 @@ from flax_layers._base import (
     Convolution,
     DropoutCall,
     TwoLayerStack,
-    check_positive,
-    check_rates,
     endpoint_sizes,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import Hypergraph, additive_attention
-from jax_gnn.extend import Side, check_finite, check_flag, feature_wise, take
+from jax_gnn.extend import Side, feature_wise, take
 
 attention_init = glorot_init
 
@@ -63,11 +61,8 @@ class MultiHead:
     attention_dropout_rate: float
 
     def _check_heads(self) -> None:
-        """Raise ValueError for heads that do not divide what they share, or a bad rate."""
-        check_positive(out_features=self.out_features)
-        is_shared = check_flag("concat", self.concat)
-        check_heads(self.heads, self.out_features if is_shared else None)
-        check_rates(attention_dropout_rate=self.attention_dropout_rate)
+        """Raise ValueError for heads that do not divide what they share."""
+        check_heads(self.heads, self.out_features if self.concat else None)
 
     def _dropout(self, factory: ParameterFactory) -> nnx.Dropout:
         """Return the dropout of the attention weights."""
@@ -105,7 +100,6 @@ class AttentionConvolution(AttentionOptions, MultiHead, Convolution):
     """
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_finite("negative_slope", self.negative_slope)
         self._check_heads()
         # Kernels are as wide as all heads together, biases as the result.
         sources, _ = endpoint_sizes(self.in_features)
@@ -124,8 +118,7 @@ class AttentionStack(TwoLayerStack):
 
 
 def check_heads(heads: int, features: int | None, name: str = "out_features") -> None:
-    """Raise ValueError for fewer heads than 1, or heads that do not divide the features."""
-    check_positive(heads=heads)
+    """Raise ValueError for heads that do not divide the features."""
     if features is not None and features % heads:
         raise ValueError(
             f"heads must divide {name}, which they share, got heads={heads} and {name}={features}"

@@ -19,7 +19,13 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._declaration import LinearOptions, ParameterFactory, option_names, option_values
+from flax_layers._declaration import (
+    LinearOptions,
+    ParameterFactory,
+    check_positive,
+    option_names,
+    option_values,
+)
 from jax_gnn import Graph, Hypergraph, RelationalGraph, hypergraph_aggregate, segment_matmul, spmm
 from jax_gnn.extend import (
     accumulator_dtype,
@@ -27,8 +33,6 @@ from jax_gnn.extend import (
     check_callable,
     check_choice,
     check_instance,
-    check_integer,
-    check_number,
     check_real,
     feature_wise,
     row_matmul,
@@ -111,7 +115,6 @@ class Convolution(LinearOptions):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         """Make kernel and bias of a map from `in_features` to `out_features`."""
-        check_positive(in_features=self.in_features, out_features=self.out_features)
         self.kernel = factory.kernel(self.in_features, self.out_features)
         self.bias = factory.bias(self.out_features)
 
@@ -201,13 +204,11 @@ class Stack(LinearOptions):
         input_dropout_rate: Share of input features dropped in training, in [0, 1].
         convolution: Class of the convolutions.
         dropout_in_convolutions: Whether calls of convolutions take `deterministic` and `rngs`.
-        takes_types: Whether `in_features` may be by node type; the convolution then checks them.
         output: Linear map after the last convolution, ReLU and dropout; None without.
     """
 
     convolution: ClassVar[type[Any]]
     dropout_in_convolutions: ClassVar[bool] = False
-    takes_types: ClassVar[bool] = False
 
     in_features: int = field(kw_only=False)
     hidden_features: int = field(kw_only=False)
@@ -217,15 +218,7 @@ class Stack(LinearOptions):
     input_dropout_rate: float = 0.0
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Check the sizes and make the layers."""
-        if not (self.takes_types and isinstance(self.in_features, Mapping)):
-            check_positive(in_features=self.in_features)
-        check_positive(
-            hidden_features=self.hidden_features,
-            out_features=self.out_features,
-            num_layers=self.num_layers,
-        )
-        check_rates(dropout_rate=self.dropout_rate, input_dropout_rate=self.input_dropout_rate)
+        """Check the heads and make the layers."""
         # Convolutions check their own sizes; this error names the argument of the model.
         heads = getattr(self, "heads", 1)
         shares_features = isinstance(heads, int) and heads > 0 and getattr(self, "concat", True)
@@ -780,18 +773,3 @@ def check_model(name: str, model: object) -> None:
     check_callable(name, model)
     if isinstance(model, type):
         raise TypeError(f"{name} must be a model, got the class {model.__name__}; make one of it")
-
-
-def check_rates(**rates: float) -> None:
-    """Raise ValueError for a share outside [0, 1], TypeError for a value that is no number."""
-    for name, rate in rates.items():
-        check_number(name, rate)
-        if not 0 <= rate <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {rate}")
-
-
-def check_positive(**sizes: int) -> None:
-    """Raise ValueError for a size below 1, TypeError for a value that is no integer."""
-    for name, size in sizes.items():
-        if check_integer(name, size) < 1:
-            raise ValueError(f"{name} must be positive, got {size}")

@@ -16,9 +16,19 @@ import functools
 import inspect
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import InitVar, field
-from typing import Any, NamedTuple, dataclass_transform
+from types import NoneType, SimpleNamespace
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +36,14 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
+
+from jax_gnn.extend import (
+    check_choice,
+    check_finite,
+    check_flag,
+    check_integer,
+    check_number,
+)
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
@@ -127,15 +145,71 @@ class LinearOptions(Layer):
     def __post_init__(
         self, rngs: nnx.Rngs, kernel_init: nnx.Initializer, bias_init: nnx.Initializer
     ) -> None:
-        """Make the parameters, once all fields are set."""
+        """Check the options and make the parameters, once all fields are set."""
+        check_options(self)
         for option in option_values(self):
             setattr(self, option, _hashable(getattr(self, option)))
         options = self.use_bias, self.dtype, self.param_dtype, self.precision
         self._make_parameters(ParameterFactory(rngs, *options, kernel_init, bias_init))
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Check the fields and make the parameters, in a subclass."""
+        """Make the parameters, in a subclass."""
         raise NotImplementedError
+
+
+@functools.cache
+def _declared_types(cls: type) -> dict[str, tuple[Any, bool]]:
+    """Return type of each option that `check_options` checks, and whether it may be None."""
+    types: dict[str, tuple[Any, bool]] = {}
+    arguments = {option.name for option in dataclasses.fields(cls) if option.init}
+    for base in reversed(cls.__mro__):
+        for name, annotation in inspect.get_annotations(base).items():
+            if name not in arguments or "InitVar" in str(annotation):
+                continue
+            declared = SimpleNamespace(__annotations__={name: annotation})
+            kind = get_type_hints(declared, vars(sys.modules[base.__module__]))[name]
+            kinds = [part for part in get_args(kind) if part is not NoneType]
+            is_optional = NoneType in get_args(kind)
+            types[name] = kinds[0] if is_optional and len(kinds) == 1 else kind, is_optional
+    return types
+
+
+def check_options(layer: Layer) -> None:
+    """Raise an error for an option of a layer whose value does not fit its declared type.
+
+    Sizes (``int``) are positive, or not negative where 0 is the default. Shares (``float`` with
+    "rate" in the name) lie in [0, 1], other numbers are finite. Words are of their ``Literal``.
+    """
+    for name, (kind, is_optional) in _declared_types(type(layer)).items():
+        value = getattr(layer, name)
+        if value is None and is_optional:
+            continue
+        if kind is bool:
+            check_flag(name, value)
+        elif kind is int and getattr(type(layer), name, 1) == 0:
+            if check_integer(name, value) < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        elif kind is int:
+            check_positive(**{name: value})
+        elif kind is float:
+            (check_rates(**{name: value}) if "rate" in name else check_finite(name, value))
+        elif get_origin(kind) is Literal:
+            check_choice(name, value, (*[None] * is_optional, *get_args(kind)))
+
+
+def check_rates(**rates: float) -> None:
+    """Raise ValueError for a share outside [0, 1], TypeError for a value that is no number."""
+    for name, rate in rates.items():
+        check_number(name, rate)
+        if not 0 <= rate <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], got {rate}")
+
+
+def check_positive(**sizes: int) -> None:
+    """Raise ValueError for a size below 1, TypeError for a value that is no integer."""
+    for name, size in sizes.items():
+        if check_integer(name, size) < 1:
+            raise ValueError(f"{name} must be positive, got {size}")
 
 
 class ParameterFactory(NamedTuple):

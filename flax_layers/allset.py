@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,6 @@ from flax_layers._base import (
     DropoutKeys,
     Stack,
     check_features,
-    check_positive,
-    check_rates,
     dropout_arguments,
     finished,
     normalized,
@@ -33,7 +31,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
-from jax_gnn.extend import Side, check_choice, check_finite, check_instance
+from jax_gnn.extend import Side, check_instance
 
 SetAggregation = Literal["sum", "mean"]
 
@@ -184,10 +182,6 @@ class _AllSetConv(AllSetOptions):
     to_nodes: SetFunction = field(init=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(
-            in_features=self.in_features, out_features=self.out_features, mlp_layers=self.mlp_layers
-        )
-        check_rates(dropout_rate=self.dropout_rate)
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
     def __call__(
@@ -243,7 +237,6 @@ class AllDeepSetsConv(AllDeepSetsOptions, _AllSetConv):
     """
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("reduce", self.reduce, get_args(SetAggregation))
         super()._make_parameters(factory)
         self.to_hyperedges = _DeepSet(self.in_features, self, factory)
         self.to_nodes = _DeepSet(self.out_features, self, factory)
@@ -282,7 +275,6 @@ class AllSetTransformerConv(AllSetTransformerOptions, _AllSetConv):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
         check_heads(self.heads, self.out_features)
-        check_finite("negative_slope", self.negative_slope)
         self.to_hyperedges = _AttentionPooling(self.in_features, self, factory)
         self.to_nodes = _AttentionPooling(self.out_features, self, factory)
 

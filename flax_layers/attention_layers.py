@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from flax_layers.edge_layers import check_one_width, check_same_width, reduced, 
 from flax_layers.graph import GCNNormalization, gcn_norm
 from flax_layers.program_conv import ProgramLayer, Reduction, axes, dense
 from jax_gnn import Edge, Graph, Node, program
-from jax_gnn.extend import accumulator_dtype, as_array, check_choice, check_instance
+from jax_gnn.extend import accumulator_dtype, as_array, check_instance
 
 SuperGATScores = Literal["MX", "SD"]
 
@@ -175,9 +175,7 @@ class SuperGATConv(AttentionOptions, MultiHead, ProgramLayer):
     _program = staticmethod(_super_gat)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("attention_type", self.attention_type, get_args(SuperGATScores))
         self.is_mixed = self.attention_type == "MX"
-        self._check_fields()
         check_one_width(self)
         self._check_heads()
         super()._make_parameters(factory)
@@ -417,7 +415,6 @@ class PDNConv(ProgramLayer):
     _program = staticmethod(_pdn)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("normalization", self.normalization, (None, *get_args(GCNNormalization)))
         check_one_width(self)
         super()._make_parameters(factory)
 

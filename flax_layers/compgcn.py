@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, field, replace
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from flax_layers._base import (
     TwoLayerStack,
     check_edge_weight,
     check_features,
-    check_positive,
     dropout_arguments,
     finished,
     parameter_value,
@@ -28,8 +27,6 @@ from flax_layers.relational import check_relations, takes_hetero
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn.extend import (
     accumulator_dtype,
-    check_choice,
-    check_flag,
     feature_wise,
     source_pair_rows,
 )
@@ -93,19 +90,11 @@ class CompGCNConv(CompGCNOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(
-            in_features=self.in_features,
-            out_features=self.out_features,
-            num_relations=self.num_relations,
-        )
         if self.num_relations % 2:
             raise ValueError(
                 "num_relations must be even, relations and their inverses, got "
                 f"{self.num_relations}"
             )
-        check_choice("composition", self.composition, get_args(Composition))
-        check_choice("normalization", self.normalization, get_args(CompGCNNorm))
-        check_flag("use_bias", self.use_bias)
         self.kernel = factory.kernel(3, self.in_features, self.out_features)
         self.relation_kernel = factory.kernel(self.in_features, self.out_features)
         # Initializers expect two axes.

@@ -23,7 +23,6 @@ from flax_layers._base import (
     NodeFeatures,
     Stack,
     check_activation,
-    check_positive,
     destination_rows,
     dropout_arguments,
     endpoint_sizes,
@@ -40,10 +39,8 @@ from jax_gnn import Edge, Graph, Node
 from jax_gnn.extend import (
     accumulator_dtype,
     check_choice,
-    check_flag,
     check_instance,
     check_integer,
-    check_number,
     described,
 )
 
@@ -77,7 +74,6 @@ def check_one_width(layer: ProgramLayer) -> int:
 
 def check_same_width(layer: ProgramLayer, of: str, width: int) -> None:
     """Raise ValueError if the result is not as wide as features that are added to it."""
-    check_positive(out_features=layer.out_features)
     if layer.out_features != width:
         raise ValueError(
             f"out_features must be the features of {of}, {width}, got {layer.out_features}"
@@ -187,10 +183,8 @@ class GINEConv(GINEOptions, _MLPLayer):
     _program = staticmethod(_gine)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_number("eps", self.eps)
-        check_choice("mlp_norm", self.mlp_norm, (None, *get_args(Norm)))
         src = check_one_width(self)
-        if not check_flag("edge_map", self.edge_map) and self.edge_in_features not in (None, src):
+        if not self.edge_map and self.edge_in_features not in (None, src):
             raise ValueError(
                 f"edge_in_features must be in_features = {src} without edge_map, got "
                 f"{self.edge_in_features}"
@@ -640,7 +634,6 @@ class PNAConv(PNAOptions, ProgramLayer):
     _program = staticmethod(_pna)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        self._check_fields()
         check_one_width(self)
         for name, kinds in (("reductions", PNAReduction), ("scalers", PNAScaler)):
             values = getattr(self, name)
@@ -785,8 +778,6 @@ class GENConv(_MLPLayer):
     _program = staticmethod(_gen)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("reduce", self.reduce, get_args(GENReduction))
-        check_choice("mlp_norm", self.mlp_norm, (None, *get_args(Norm)))
         src, dst = endpoint_sizes(self.in_features)
         self.maps_source, self.maps_destination = (size != self.out_features for size in (src, dst))
         self.maps_edge = self.edge_in_features != self.out_features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import InitVar, field
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from flax_layers._base import (
     Structure,
     check_activation,
     check_edge_weight,
-    check_positive,
     check_sources,
     dropout_arguments,
     finished,
@@ -36,9 +35,7 @@ from jax_gnn import Batch, Graph
 from jax_gnn.extend import (
     as_array,
     check_callable,
-    check_choice,
     check_instance,
-    check_number,
     described,
 )
 from jax_gnn.sampling import Blocks
@@ -98,11 +95,6 @@ class GINConv(GINOptions, Convolution):
     batch_norm: NodeBatchNorm | None = field(init=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_number("eps", self.eps)
-        check_choice("mlp_norm", self.mlp_norm, (None, *get_args(Norm)))
-        if self.mlp_features is not None:
-            check_positive(mlp_features=self.mlp_features)
-        check_positive(in_features=self.in_features, out_features=self.out_features)
         self.kernel = self.bias = nnx.data(None)  # type: ignore[assignment]  # with an mlp
         self.output, self.batch_norm = nnx.data(None), nnx.data(None)
         mlp = self.mlp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers._attention import check_heads
-from flax_layers._base import (
-    DropoutKeys,
-    check_model,
-    check_positive,
-    check_rates,
-    dropout_arguments,
-    linear,
-    promote,
-)
-from flax_layers._declaration import LinearOptions, ParameterFactory
+from flax_layers._base import DropoutKeys, check_model, dropout_arguments, linear, promote
+from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.mlp import make_norm
 from flax_layers.norms import GraphLayerNorm, GraphNorm, check_nodes
 from flax_layers.program_conv import matmul_precision
 from jax_gnn import Batch, Graph
-from jax_gnn.extend import accumulator_dtype, check_choice, check_instance, row_wise, take
+from jax_gnn.extend import accumulator_dtype, check_instance, row_wise, take
 
 GPSNorm = Literal["batch_norm", "layer_norm", "graph_norm"]
 GPSActivation = Literal["relu", "gelu", "silu", "elu", "leaky_relu", "tanh"]
@@ -180,11 +172,7 @@ class GPSConv(LinearOptions):
     dropout_rate: float = 0.0
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(in_features=self.in_features)
         check_heads(self.heads, self.in_features)
-        check_choice("mlp_activation", self.mlp_activation, get_args(GPSActivation))
-        check_choice("node_norm", self.node_norm, (None, *get_args(GPSNorm)))
-        check_rates(dropout_rate=self.dropout_rate)
         if self.conv is not None:
             check_model("conv", self.conv)
         self.conv = nnx.data(self.conv)

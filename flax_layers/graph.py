@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import InitVar, field
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from flax_layers._base import (
     check_destinations_are_sources,
     check_edge_weight,
     check_endpoint_features,
-    check_positive,
     destination_rows,
     endpoint_sizes,
     endpoint_values,
@@ -42,7 +41,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import Graph, segment_sum, spmm
-from jax_gnn.extend import accumulator_dtype, as_array, check_choice, check_instance, row_wise, take
+from jax_gnn.extend import accumulator_dtype, as_array, check_instance, row_wise, take
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import HostRows
 
@@ -133,12 +132,6 @@ class GCNConv(GCNOptions, Convolution):
 
     structure = Graph
     has_activation = True
-
-    def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Check the normalization and make kernel and bias."""
-        choices = None, *get_args(GCNNormalization)
-        check_choice("normalization", self.normalization, choices)
-        super()._make_parameters(factory)
 
     def __call__(
         self,
@@ -237,9 +230,7 @@ class SAGEConv(SAGEOptions, Convolution):
     in_features: int | tuple[int, int] = field(kw_only=False)  # type: ignore[assignment]  # wider
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("reduce", self.reduce, get_args(Aggregation))
         src_features, dst_features = endpoint_sizes(self.in_features)
-        check_positive(out_features=self.out_features)
         self.kernel = factory.kernel(src_features, self.out_features)
         self.bias = factory.bias(self.out_features)
         self.root: nnx.Linear | None = nnx.data(None)

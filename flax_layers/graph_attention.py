@@ -27,7 +27,6 @@ from flax_layers._base import (
     NodeFeatures,
     check_endpoint_features,
     check_features,
-    check_positive,
     destination_rows,
     dropout_arguments,
     endpoint_sizes,
@@ -39,7 +38,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import ParameterFactory, glorot_init
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, segment_mean
-from jax_gnn.extend import check_flag, check_instance
+from jax_gnn.extend import check_instance
 from jax_gnn.sharding import HostRows
 
 
@@ -70,11 +69,9 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
-        check_flag("add_self_loops", self.add_self_loops)
         _, self.dst_features = endpoint_sizes(self.in_features)
         self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
         if self.edge_in_features is not None:
-            check_positive(edge_in_features=self.edge_in_features)
             self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
 
     def _endpoints(self, graph: Graph, x: NodeFeatures) -> tuple[Array, Array]:
@@ -258,7 +255,7 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         src_features, dst_features = endpoint_sizes(self.in_features)
-        if check_flag("share_weights", self.share_weights) and src_features != dst_features:
+        if self.share_weights and src_features != dst_features:
             raise ValueError(
                 "share_weights needs sources and destinations of one size, got in_features="
                 f"{self.in_features}"
@@ -368,15 +365,13 @@ class TransformerConv(TransformerOptions, MultiHead):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         src_features, dst_features = endpoint_sizes(self.in_features)
         self._check_heads()
-        check_flag("self_weight", self.self_weight)
-        if check_flag("gated", self.gated) and not self.self_weight:
+        if self.gated and not self.self_weight:
             raise ValueError("gated needs the skip connection, got self_weight=False")
         self.query = factory.linear(dst_features, self._width)
         self.key = factory.linear(src_features, self._width)
         self.value = factory.linear(src_features, self._width)
         self.edge: nnx.Linear | None = nnx.data(None)
         if self.edge_in_features is not None:
-            check_positive(edge_in_features=self.edge_in_features)
             self.edge = factory.linear(self.edge_in_features, self._width, use_bias=False)
         self.root: nnx.Linear | None = nnx.data(None)
         if self.self_weight:

@@ -16,8 +16,6 @@ from flax_layers._attention import attention_init, check_heads
 from flax_layers._base import (
     DropoutKeys,
     Named,
-    check_positive,
-    check_rates,
     dropout_arguments,
     linear,
     promote,
@@ -26,7 +24,7 @@ from flax_layers._declaration import LinearOptions, ParameterFactory, option_nam
 from flax_layers.hetero import HeteroLinear
 from flax_layers.program_conv import EdgeDropout, dropout_key
 from jax_gnn import HeteroGraph, Node, program
-from jax_gnn.extend import check_finite, check_instance, described
+from jax_gnn.extend import check_instance, described
 from jax_gnn.relational import EdgeType
 
 
@@ -93,10 +91,7 @@ class HANConv(HANOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(out_features=self.out_features)
         check_heads(self.heads, self.out_features)
-        check_finite("negative_slope", self.negative_slope)
-        check_rates(attention_dropout_rate=self.attention_dropout_rate)
         self.input = HeteroLinear(self.in_features, self.out_features, **factory._asdict())
         self.in_features = self.input.in_features
         self.edge_types = _checked_types(self.edge_types, self.in_features)
@@ -195,8 +190,6 @@ class HAN(HANOptions):
     dropout_rate: float = 0.5
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(hidden_features=self.hidden_features, out_features=self.out_features)
-        check_rates(dropout_rate=self.dropout_rate)
         check_heads(self.heads, self.hidden_features, "hidden_features")
         values = option_values(self) | factory._asdict()
         options = {name: values[name] for name in option_names(HANConv)}

@@ -17,7 +17,6 @@ from flax_layers._base import (
     Named,
     Sizes,
     check_features,
-    check_positive,
     check_types,
     endpoint_sizes,
     finished,
@@ -341,7 +340,6 @@ class HeteroLinear(LinearOptions):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         """Make the maps."""
         check_sizes("in_features", self.in_features)
-        check_positive(out_features=self.out_features)
         self.in_features = Sizes(self.in_features)
         # Initializers divide by the size, which is 0 for types without nodes or features.
         empty = factory._replace(kernel_init=nnx.initializers.zeros_init())

@@ -13,8 +13,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import DropoutKeys, Named, Stack, check_rates, dropout_arguments
-from flax_layers._declaration import Layer, option_values
+from flax_layers._base import DropoutKeys, Named, Stack, dropout_arguments
+from flax_layers._declaration import Layer, check_options, option_values
 from flax_layers.graph import SAGEConv
 from flax_layers.graph_attention import GATConv, GATv2Conv, TransformerConv
 from flax_layers.hetero import HeteroConv
@@ -54,13 +54,12 @@ class HeteroStack(Layer):
     rngs: InitVar[nnx.Rngs]
 
     def __post_init__(self, layers: Mapping[str, HeteroConv], rngs: nnx.Rngs) -> None:
-        check_choice("hidden_activation", self.hidden_activation, get_args(HiddenActivation))
-        rates = self.dropout_rate, self.input_dropout_rate
-        check_rates(dropout_rate=rates[0], input_dropout_rate=rates[1])
+        check_options(self)
         check_instance("layers", layers, Mapping)
         for name, layer in layers.items():
             check_instance(f"layers[{name!r}]", layer, HeteroConv)
         self.layers = Named(layers)  # type: ignore[attr-defined]  # an argument of this name
+        rates = self.dropout_rate, self.input_dropout_rate
         self.dropout, self.input_dropout = (nnx.Dropout(rate, rngs=rngs) for rate in rates)
 
     def __call__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, get_args
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,12 +16,11 @@ from flax_layers._base import (
     TwoLayerStack,
     aggregate_incidences,
     check_activation,
-    check_positive,
     check_vector,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, HypergraphNorm
-from jax_gnn.extend import Normalization, check_choice, take
+from jax_gnn.extend import Normalization, take
 from jax_gnn.sharding import HypergraphPart
 
 
@@ -66,11 +65,9 @@ class HGNNConv(HGNNOptions, Convolution):
     takes_parts = True
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("normalization", self.normalization, get_args(Normalization))
         super()._make_parameters(factory)
         self.hyperedge_weight: nnx.Param[Array] | None = nnx.data(None)
         if self.num_hyperedges is not None:
-            check_positive(num_hyperedges=self.num_hyperedges)
             self.hyperedge_weight = nnx.Param(jnp.ones(self.num_hyperedges, self.param_dtype))
 
     def __call__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jax_gnn import (
     node_to_hyperedge,
     sddmm,
 )
-from jax_gnn.extend import Side, check_choice
+from jax_gnn.extend import Side
 
 Degrees = Literal["ones", "attention"]
 
@@ -63,8 +63,6 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
     """
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("softmax_by", self.softmax_by, get_args(Side))
-        check_choice("degrees", self.degrees, get_args(Degrees))
         super()._make_parameters(factory)
         self.node_attention = self._attention_vector(factory)
         self.hyperedge_attention = self._attention_vector(factory)

@@ -13,7 +13,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Stack, check_features, check_positive, linear
+from flax_layers._base import Stack, check_features, linear
+from flax_layers._declaration import check_positive
 from flax_layers.gin import GIN
 from flax_layers.graph import GCN, SAGE, gcn_norm
 from flax_layers.graph_attention import GAT, GATv2, GraphTransformer

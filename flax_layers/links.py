@@ -15,16 +15,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import (
-    DropoutCall,
-    Stack,
-    check_model,
-    check_positive,
-    check_rates,
-    dropout_arguments,
-    normalized,
-)
-from flax_layers._declaration import Layer
+from flax_layers._base import DropoutCall, Stack, check_model, dropout_arguments, normalized
+from flax_layers._declaration import Layer, check_positive, check_rates
 from flax_layers.compgcn import CompGCN
 from jax_gnn.extend import as_ids, check_callable, check_choice, check_real, described
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,10 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    DropoutKeys,
-    check_positive,
-    check_rates,
-    dropout_arguments,
-    endpoint_sizes,
-    linear,
-    promote,
-)
-from flax_layers._declaration import LinearOptions, ParameterFactory
+from flax_layers._base import DropoutKeys, dropout_arguments, endpoint_sizes, linear, promote
+from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.norms import NodeBatchNorm, check_mask
-from jax_gnn.extend import as_array, check_choice
+from jax_gnn.extend import as_array
 
 Norm = Literal["batch_norm"]
 
@@ -61,8 +53,6 @@ class MLP(LinearOptions):
     dropout_rate: float = 0.0
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("mlp_norm", self.mlp_norm, (None, *get_args(Norm)))
-        check_rates(dropout_rate=self.dropout_rate)
         if not isinstance(self.features, Sequence) or len(self.features) < 2:
             raise ValueError(
                 f"features must be sizes of the input and of each layer, got {self.features!r}"
@@ -149,7 +139,6 @@ class MLPDecoder(LinearOptions):
     hidden_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(hidden_features=self.hidden_features)
         features = [sum(endpoint_sizes(self.in_features)), self.hidden_features, 1]
         self.mlp = MLP(features, mlp_norm=None, **factory._asdict())
 

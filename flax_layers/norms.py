@@ -14,13 +14,12 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import check_features, check_positive, finished
-from flax_layers._declaration import Layer
+from flax_layers._base import check_features, finished
+from flax_layers._declaration import Layer, check_options
 from jax_gnn import Batch, segment_mean
 from jax_gnn.extend import (
     accumulator_dtype,
     as_array,
-    check_finite,
     check_instance,
     feature_wise,
     row_wise,
@@ -73,8 +72,7 @@ class _Norm(Layer):
     bias: nnx.Param[Array] = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_positive(num_features=self.num_features)
-        self.epsilon = check_finite("epsilon", self.epsilon)
+        check_options(self)
         # The norm starts as the identity after normalisation.
         self.scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
         self.bias = nnx.Param(jnp.zeros(self.num_features, self.param_dtype))
@@ -119,7 +117,6 @@ class NodeBatchNorm(_Norm):
         dtype = accumulator_dtype(self.scale[...].dtype)
         self.mean = nnx.BatchStat(jnp.zeros(self.num_features, dtype))
         self.var = nnx.BatchStat(jnp.ones(self.num_features, dtype))
-        self.momentum = check_finite("momentum", self.momentum)
 
     def synchronize(self, axis_name: str, is_node: Array | None) -> None:
         """Use the statistics of all devices of a mesh axis, within `jax.shard_map`.
@@ -339,9 +336,7 @@ class PairNorm(Layer):
     rngs: InitVar[nnx.Rngs | None] = None
 
     def __post_init__(self, rngs: nnx.Rngs | None) -> None:
-        check_positive(num_features=self.num_features)
-        self.scale = check_finite("scale", self.scale)
-        self.epsilon = check_finite("epsilon", self.epsilon)
+        check_options(self)
 
     def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
         """Apply the norm.

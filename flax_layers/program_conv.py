@@ -11,9 +11,9 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,6 @@ from flax_layers._base import (
     Sizes,
     Stack,
     check_destinations_are_sources,
-    check_positive,
-    check_rates,
     destination_rows,
     endpoint_sizes,
     num_rows,
@@ -37,15 +35,12 @@ from flax_layers._base import (
     promoted_dtype,
     source_rows,
 )
-from flax_layers._declaration import LinearOptions, ParameterFactory
+from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.relational import check_relations
 from jax_gnn import Batch, Edge, Global, Graph, Hypergraph, Node, RelationalGraph, program
 from jax_gnn.extend import (
     as_array,
     check_callable,
-    check_choice,
-    check_finite,
-    check_flag,
     check_instance,
     described,
 )
@@ -369,24 +364,9 @@ class ProgramLayer(LinearOptions):
         rate: float = getattr(self, "attention_dropout_rate", 0.0)
         return rate
 
-    def _check_fields(self) -> None:
-        """Raise an error for a field whose value does not fit its type."""
-        endpoint_sizes(self.in_features)
-        for option in fields(self):
-            kind, name = str(option.type), option.name
-            value: Any = getattr(self, name, None)
-            if kind in ("int", "int | None") and not (value is None and "None" in kind):
-                check_positive(**{name: value})
-            elif kind == "bool":
-                check_flag(name, value)
-            elif kind == "float":
-                (check_rates(**{name: value}) if "rate" in name else check_finite(name, value))
-            elif kind == "Reduction":
-                check_choice(name, value, get_args(Reduction))
-
     def _make_parameters(self, factory: ParameterFactory) -> None:
         """Make the parameters that the program's arguments declare."""
-        self._check_fields()
+        endpoint_sizes(self.in_features)
         for name, declared in _signature_of(self._program).parameters.items():
             setattr(self, name, declared.make(name, self, factory, self._widths()))
         self.dropout = nnx.Dropout(self._dropout_rate(), rngs=factory.rngs)

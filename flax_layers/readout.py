@@ -17,15 +17,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import (
     DropoutKeys,
-    check_positive,
-    check_rates,
     dropout_arguments,
     finished,
     kept_options,
     linear,
     linear_options,
 )
-from flax_layers._declaration import Layer, default_kernel_init
+from flax_layers._declaration import Layer, check_options, check_positive, default_kernel_init
 from flax_layers.edge_layers import GINE, PNA, GatedGCN
 from flax_layers.gin import GIN, GINBlock
 from flax_layers.graph import GCN, SAGE
@@ -123,7 +121,7 @@ class AttentionReadout(_Readout):
     transform: Any = None
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_positive(in_features=self.in_features)
+        check_options(self)
         if self.gate is None:
             self.gate = nnx.data(
                 nnx.Linear(self.in_features, 1, param_dtype=self.param_dtype, rngs=rngs)
@@ -167,7 +165,7 @@ class Set2Set(_Readout):
     bias: nnx.Param[Array] = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_positive(in_features=self.in_features, num_steps=self.num_steps)
+        check_options(self)
         n, dtype = self.in_features, self.param_dtype
         self.kernel = nnx.Param(default_kernel_init(rngs.params(), (2 * n, 4 * n), dtype))
         # JAX decomposes no half types.
@@ -215,7 +213,7 @@ class TopKReadout(_Readout):
     vector: nnx.Param[Array] = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_positive(in_features=self.in_features, k=self.k)
+        check_options(self)
         bound, shape = self.in_features**-0.5, (self.in_features,)  # as in PyG
         vector = jax.random.uniform(rngs.params(), shape, self.param_dtype, -bound, bound)
         self.vector = nnx.Param(vector)
@@ -357,14 +355,7 @@ class GINClassifier(_Classifier):
     dropout: nnx.Dropout = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_positive(
-            in_features=self.in_features,
-            hidden_features=self.hidden_features,
-            out_features=self.out_features,
-            num_layers=self.num_layers,
-        )
-        check_rates(dropout_rate=self.dropout_rate)
-        check_choice("graph_reduce", self.graph_reduce, get_args(Readout))
+        check_options(self)
         widths = [self.in_features, *[self.hidden_features] * self.num_layers]
         options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
         self.blocks = nnx.List(

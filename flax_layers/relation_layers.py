@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from flax_layers.program_conv import ProgramLayer, axes, dense
 from flax_layers.relational import takes_hetero
 from flax_layers.typed import TypedLinear
 from jax_gnn import Edge, Node, Relation, RelationalGraph
-from jax_gnn.extend import as_ids, check_choice, check_flag, check_instance
+from jax_gnn.extend import as_ids, check_instance
 from jax_gnn.sampling import Blocks
 
 FiLMReduction = Literal["mean", "sum"]
@@ -123,7 +123,6 @@ class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer):
     _program = staticmethod(_simple_hgn)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        self._check_fields()
         self._check_heads()
         self.has_ends = isinstance(self.in_features, tuple)
         width = endpoint_sizes(self.in_features)[1]
@@ -187,10 +186,6 @@ class SimpleHGN(SimpleHGNOptions, AttentionStack):
     l2_normalize: bool = False
 
     convolution = SimpleHGNConv
-
-    def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_flag("l2_normalize", self.l2_normalize)
-        super()._make_parameters(factory)
 
     def _call(
         self,
@@ -302,7 +297,6 @@ class HEATConv(HEATOptions, MultiHead, ProgramLayer):
     _program = staticmethod(_heat)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        self._check_fields()
         self._check_heads()
         options = factory._asdict()
         self.types = TypedLinear(
@@ -432,10 +426,6 @@ class FiLMConv(ProgramLayer):
     reduce: FiLMReduction = "mean"
 
     _program = staticmethod(_film)
-
-    def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("reduce", self.reduce, get_args(FiLMReduction))
-        super()._make_parameters(factory)
 
     def _widths(self) -> dict[str, int | None]:
         sizes = {"relations": self.num_relations, "double": 2 * self.out_features}

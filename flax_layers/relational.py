@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, field
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.export
@@ -24,7 +24,6 @@ from flax_layers._base import (
     check_edge_weight,
     check_endpoint_features,
     check_features,
-    check_positive,
     destination_rows,
     finished,
     num_rows,
@@ -34,7 +33,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, relational_lookup
-from jax_gnn.extend import check_choice, check_instance, take
+from jax_gnn.extend import check_instance, take
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import RelationalPart
 
@@ -88,7 +87,6 @@ class RelationOptions(LinearOptions):
         """
         shape, num_bases, num_blocks = (in_features, out_features), self.num_bases, self.num_blocks
         if num_bases is not None:
-            check_positive(num_bases=num_bases)
             if num_blocks is not None:
                 raise ValueError(
                     "num_bases and num_blocks exclude each other: give one of them, got "
@@ -97,7 +95,6 @@ class RelationOptions(LinearOptions):
             return (num_bases, *shape)
         if num_blocks is None:
             return (self.num_relations, *shape)
-        check_positive(num_blocks=num_blocks)
         if in_features % num_blocks or out_features % num_blocks:
             raise ValueError(
                 f"num_blocks must divide in_features and out_features, {shape}, got {num_blocks}"
@@ -159,12 +156,6 @@ class RGCNConv(RGCNOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(
-            in_features=self.in_features,
-            out_features=self.out_features,
-            num_relations=self.num_relations,
-        )
-        check_choice("normalization", self.normalization, get_args(Norm))
         shape = self._kernel_shape(self.in_features, self.out_features)
         if self.num_blocks is None:
             shape = (shape[0] + self.self_weight, *shape[1:])

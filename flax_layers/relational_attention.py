@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Unpack, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,6 @@ from flax_layers._base import (
     TwoLayerStack,
     check_endpoint_features,
     check_features,
-    check_positive,
     check_types,
     destination_rows,
     dropout_arguments,
@@ -48,6 +47,7 @@ from flax_layers._base import (
 from flax_layers._declaration import (
     LinearOptions,
     ParameterFactory,
+    check_positive,
     default_kernel_init,
     glorot_init,
 )
@@ -69,7 +69,7 @@ from jax_gnn import (
     rgat_attention,
     segment_matmul,
 )
-from jax_gnn.extend import as_array, as_ids, check_choice, check_finite, feature_wise, row_wise
+from jax_gnn.extend import as_array, as_ids, feature_wise, row_wise
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import RelationalPart
 
@@ -139,12 +139,7 @@ class RGATConv(RGATOptions, MultiHead):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(in_features=self.in_features, num_relations=self.num_relations)
         self._check_heads()
-        check_choice("attention", self.attention, get_args(Attention))
-        check_choice("softmax", self.softmax, get_args(Softmax))
-        check_choice("method", self.method, get_args(Method))
-        check_finite("negative_slope", self.negative_slope)
         self.kernel = factory.kernel(*self._kernel_shape(self.in_features, self._width))
         self.coefficients = self._make_coefficients(factory)
         self.src_attention = self._attention_vector(factory, self.num_relations)
@@ -152,7 +147,6 @@ class RGATConv(RGATOptions, MultiHead):
         self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
         self.edge_attention: nnx.Param[Array] | None = nnx.data(None)
         if self.edge_in_features is not None:
-            check_positive(edge_in_features=self.edge_in_features)
             self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
             self.edge_attention = self._attention_vector(factory)
         self.bias = factory.bias(self.out_features)
@@ -333,9 +327,7 @@ class HGTConv(HGTOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(out_features=self.out_features, num_relations=self.num_relations)
         check_heads(self.heads, self.out_features)
-        check_choice("method", self.method, get_args(Method))
         self.type_names = _type_names(self.node_types)
         self.widths = widths = _widths(self.in_features, self.type_names)
         self.ends = _endpoint_types(self.relation_ends, self.type_names, self.num_relations)
@@ -876,7 +868,6 @@ class HGT(HGTOptions, TwoLayerStack):
     """
 
     convolution = HGTConv
-    takes_types = True
 
     in_features: int | Mapping[str, int] = field(kw_only=False)  # type: ignore[assignment]  # wider
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, field
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,13 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import check_positive, check_rates, linear
+from flax_layers._base import linear
+from flax_layers._declaration import check_options
 from flax_layers.norms import check_nodes
 from flax_layers.point_layers import CFConv, shifted_softplus
 from flax_layers.readout import Readout, _Classifier, readout
 from jax_gnn import Batch, Graph, Node, program
-from jax_gnn.extend import accumulator_dtype, check_choice, check_finite
+from jax_gnn.extend import accumulator_dtype
 
 MAX_ATOMIC_NUMBER = 99
 
@@ -76,16 +77,13 @@ class SchNet(_Classifier):
     dropout: nnx.Dropout = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        sizes = "in_features hidden_features out_features num_layers num_filters num_gaussians"
-        check_positive(**{name: getattr(self, name) for name in sizes.split()})
-        check_rates(dropout_rate=self.dropout_rate)
-        check_choice("graph_reduce", self.graph_reduce, get_args(Readout))
+        check_options(self)
         if self.in_features != 4:
             got = f"got {self.in_features}"
             raise ValueError(f"in_features must be 4, a number and a position, {got}")
         if self.num_gaussians < 2:
             raise ValueError(f"num_gaussians must be 2 or more, got {self.num_gaussians}")
-        if check_finite("cutoff", self.cutoff) <= 0:
+        if self.cutoff <= 0:
             raise ValueError(f"cutoff must be a positive number, got {self.cutoff}")
         width, half = self.hidden_features, max(self.hidden_features // 2, 1)
         options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}

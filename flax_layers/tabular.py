@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Named, check_positive, check_types, check_vector, linear, promote
+from flax_layers._base import Named, check_types, check_vector, linear, promote
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn.extend import accumulator_dtype, as_array, check_instance, described, row_wise, take
 from jax_gnn.sampling import Blocks
@@ -78,7 +78,6 @@ class TableEncoder(LinearOptions):
         )
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(out_features=self.out_features)
         width = len(self.numbers) + 12 * self.num_cycles + self.embedding_features
         # Rows without such columns have one zero, as checkpoints hold no empty arrays.
         self.map = factory.linear(width or 1, self.out_features)

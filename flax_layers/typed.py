@@ -10,7 +10,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import check_positive, parameter_value
+from flax_layers._base import parameter_value
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import TypePlan, segment_matmul
 from jax_gnn.extend import as_array
@@ -40,9 +40,6 @@ class TypedLinear(LinearOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(
-            num_types=self.num_types, in_features=self.in_features, out_features=self.out_features
-        )
         self.kernel = factory.kernel(self.num_types, self.in_features, self.out_features)
         self.bias = factory.bias(self.num_types, self.out_features)
 

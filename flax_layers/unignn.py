@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +33,6 @@ from flax_layers._base import (
     aggregate_incidences,
     check_activation,
     check_features,
-    check_positive,
-    check_rates,
     check_structure,
     dropout_arguments,
     epilogue,
@@ -43,9 +41,9 @@ from flax_layers._base import (
     linear,
     unit_rows,
 )
-from flax_layers._declaration import LinearOptions, ParameterFactory
+from flax_layers._declaration import LinearOptions, ParameterFactory, check_rates
 from jax_gnn import Hypergraph, HypergraphNorm, node_to_hyperedge
-from jax_gnn.extend import check_choice, check_instance, check_number
+from jax_gnn.extend import check_instance
 from jax_gnn.sharding import HypergraphPart
 
 Reduce = Literal["sum", "mean", "max", "min"]
@@ -140,8 +138,6 @@ class UniGINConv(UniGINOptions, _UniConvolution):
     node_reduce: ClassVar[Reduce] = "sum"
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("hyperedge_reduce", self.hyperedge_reduce, get_args(Reduce))
-        check_number("eps", self.eps)
         super()._make_parameters(factory)
         self.learned_eps = factory.scalar(self.eps) if self.learn_eps else nnx.data(None)
 
@@ -175,11 +171,6 @@ class UniSAGEConv(UniSAGEOptions, _UniConvolution):
         >>> UniSAGEConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
         (4, 8)
     """
-
-    def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("hyperedge_reduce", self.hyperedge_reduce, get_args(Reduce))
-        check_choice("node_reduce", self.node_reduce, get_args(Reduce))
-        super()._make_parameters(factory)
 
     def _node_terms(self) -> tuple[Reduce, ArrayLike]:
         return self.node_reduce, 1.0
@@ -323,10 +314,8 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
     out_features: int = field(init=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_positive(features=self.features, layer=self.layer)
         check_rates(alpha=self.alpha)
-        check_number("lamda", self.lamda)
-        if not 0 < self.lamda < math.inf:
+        if self.lamda <= 0:
             raise ValueError(f"lamda must be a positive number, got {self.lamda}")
         self.in_features = self.out_features = self.features
         super()._make_parameters(factory)

@@ -118,7 +118,7 @@ def test_dynamic_imports_are_seen(tmp_path, monkeypatch):
 
 
 # Names of `jax_gnn.extend` that one module here takes for all layers, and layers outside may use.
-FOR_OUTSIDE_LAYERS = {"row_matmul", "source_pair_rows"}
+FOR_OUTSIDE_LAYERS = {"row_matmul", "source_pair_rows", "check_finite", "check_number"}
 
 
 def test_extend_has_what_several_layers_need():
