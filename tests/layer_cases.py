@@ -295,8 +295,8 @@ METHODS = ("source_pairs", "destination_pairs")
 LAYERS = {
     "GCN": layer_case(layers.GCN, GRAPH),
     "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),
-    "GIN": layer_case(layers.GIN, GRAPH, options=EPS),
-    "GIN-batch": layer_case(layers.GIN, GRAPH, numbers(SIZE, 2, WIDTH), edge_weight=OF_EDGES),
+    "GIN": layer_case(layers.GIN, GRAPH, options=EPS, edge_weight=OF_EDGES),
+    "GIN-batch": layer_case(layers.GIN, GRAPH, numbers(SIZE, 2, WIDTH)),
     "GIN-norm": layer_case(layers.GIN, GRAPH, options=EPS | {"mlp_norm": "batch_norm"}),
     "SAGE": layer_case(layers.SAGE, GRAPH, options={"l2_normalize": True}),
     "SAGE-max": layer_case(
@@ -360,7 +360,9 @@ LAYERS = {
     "CFConv": layer_case(
         layers.CFConv, GRAPH, options=WITH_ATTR, edge_features=ATTR, distance=OF_EDGES
     ),
-    "EGNNConv": layer_case(layers.EGNNConv, GRAPH, pos=numbers(SIZE, 3)),
+    "EGNNConv": layer_case(
+        layers.EGNNConv, GRAPH, options=WITH_ATTR, edge_features=ATTR, pos=numbers(SIZE, 3)
+    ),
     "PaiNNConv": layer_case(
         layers.PaiNNConv,
         GRAPH,

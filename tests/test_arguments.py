@@ -7,6 +7,7 @@ value. A table lists the messages for frequent mistakes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -18,11 +19,12 @@ import numpy as np
 import pytest
 from argument_calls import OBJECTS, WORDED, Bad, Call, fault, takes_none, ways
 from flax import nnx
+from layer_cases import BATCH, DST, GRAPH, HYPERGRAPH, SIZE, SRC, WIDTH
+from layer_cases import LAYERS as LAYER_CASES
 
 import flax_layers
 import jax_gnn
 from jax_gnn import (
-    Batch,
     Graph,
     HeteroGraph,
     Hypergraph,
@@ -35,317 +37,98 @@ from jax_gnn import (
 
 # --- Layers and datasets -------------------------------------------------------------------------
 
-N, E, F = 6, 5, 4
-SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([0, 1, 2, 3, 5])
-GRAPH = Graph.from_edges(SRC, DST, num_nodes=N)
-HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=N, num_hyperedges=N)
-RELATIONAL = RelationalGraph.from_triples(SRC, DST % 2, DST, num_nodes=N, num_relations=2)
-X, EDGE_FEATURES, EDGE_WEIGHT, NODE_WEIGHT = (
-    np.ones(shape, np.float32) for shape in ((N, F), (E, F), (E,), (N,))
+N, E, F = SIZE, len(SRC), WIDTH
+X, NODE_WEIGHT, EDGE_WEIGHT, EDGE_FEATURES = (
+    np.ones(shape, np.float32) for shape in ((N, F), (N,), (E,), (E, F))
 )
-DATASET = datasets.GraphDataset(name="d", num_nodes=N, y=SRC[[0, 1, 2, 3, 4, 0]], src=SRC, dst=DST)
-
-CONV_SIZES = {"in_features": F, "out_features": 2}
-MODEL_SIZES = CONV_SIZES | {
-    "hidden_features": 4,
-    "num_layers": 1,
-    "dropout_rate": 0.5,
-    "input_dropout_rate": 0.5,
-}
+DATASET = datasets.GraphDataset(name="d", num_nodes=N, y=[0, 1, 2, 3, 4, 0], src=SRC, dst=DST)
 GRAPH_CALL = {"graph": GRAPH, "x": X}
-HYPERGRAPH_CALL = {"hypergraph": HYPERGRAPH, "x": X}
-EDGE_SIZE = {"edge_in_features": F}
-ATTENTION_SIZES = CONV_SIZES | EDGE_SIZE
-ATTENTION_CALL = GRAPH_CALL | {"edge_features": EDGE_FEATURES}
-FUSED_CALL = HYPERGRAPH_CALL | {"activation": "relu"}
-HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
-# By layer: arguments of the sizes, options, and arguments of the call.
-MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    (
-        flax_layers.GCNConv,
-        CONV_SIZES,
-        {},
-        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT, "node_scale": NODE_WEIGHT, "activation": "relu"},
-    ),
-    (
-        flax_layers.GINConv,
-        CONV_SIZES,
-        {"mlp_features": 2, "eps": 0.0},
-        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT},
-    ),
-    (
-        flax_layers.SAGEConv,
-        CONV_SIZES,
-        {"reduce": "max"},
-        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT, "activation": "relu"},
-    ),
-    *(
-        (layer, ATTENTION_SIZES, HEADS | options, ATTENTION_CALL)
-        for layer, options in (
-            (flax_layers.GATConv, {"add_self_loops": True}),
-            (flax_layers.GATv2Conv, {"share_weights": False, "add_self_loops": True}),
-        )
-    ),
-    (
-        flax_layers.TransformerConv,
-        ATTENTION_SIZES,
-        {"heads": 1, "gated": True, "self_weight": True, "attention_dropout_rate": 0.5},
-        ATTENTION_CALL,
-    ),
-    (
-        flax_layers.HGNNConv,
-        CONV_SIZES,
-        {"normalization": "row"},
-        HYPERGRAPH_CALL
-        | {"hyperedge_weight": NODE_WEIGHT, "incidence_weight": EDGE_WEIGHT}
-        | {"activation": "relu"},
-    ),
-    (
-        flax_layers.HGNNPConv,
-        CONV_SIZES,
-        {"num_hyperedges": N},
-        HYPERGRAPH_CALL | {"hyperedge_weight": NODE_WEIGHT},
-    ),
-    (
-        flax_layers.HypergraphAttentionConv,
-        CONV_SIZES,
-        HEADS | {"softmax_by": "node", "degrees": "ones"},
-        HYPERGRAPH_CALL | {"hyperedge_weight": NODE_WEIGHT, "hyperedge_features": X},
-    ),
-    (flax_layers.UniGINConv, CONV_SIZES, {"hyperedge_reduce": "max", "eps": 0.0}, FUSED_CALL),
-    (
-        flax_layers.UniSAGEConv,
-        CONV_SIZES,
-        {"hyperedge_reduce": "max", "node_reduce": "sum"},
-        FUSED_CALL,
-    ),
-    (flax_layers.UniGATConv, CONV_SIZES, HEADS, HYPERGRAPH_CALL),
-    (
-        flax_layers.UniGCNIIConv,
-        {"features": F},
-        {"alpha": 0.1, "lamda": 0.5, "layer": 1},
-        HYPERGRAPH_CALL | {"x0": X},
-    ),
-    (
-        flax_layers.AllDeepSetsConv,
-        CONV_SIZES,
-        {"reduce": "sum", "mlp_layers": 1, "dropout_rate": 0.1},
-        HYPERGRAPH_CALL,
-    ),
-    (
-        flax_layers.AllSetTransformerConv,
-        CONV_SIZES,
-        {"heads": 1, "mlp_layers": 1, "negative_slope": 0.1, "dropout_rate": 0.1},
-        HYPERGRAPH_CALL,
-    ),
+CONV_SIZES = {"in_features": F, "out_features": 2}
+
+# Options that are left to flax, modules of users, and arguments by which layers call each other.
+UNCHECKED = {"rngs", "dtype", "param_dtype", "precision", "kernel_init", "bias_init"}
+UNCHECKED |= {"deterministic", "use_running_average", "gate", "transform"}
+UNCHECKED |= {"folded", "is_scaled", "scales_result", "hypergraph_norm", "return_attention"}
+# Operands of the calls of layers that no case of them has.
+OPERANDS: dict[str, Any] = {
+    **dict.fromkeys(("edge_weight", "incidence_weight"), EDGE_WEIGHT),
+    **dict.fromkeys(("node_scale", "hyperedge_weight"), NODE_WEIGHT),
+    **dict.fromkeys(("x0", "hyperedge_features"), X),
+    **{"edge_features": EDGE_FEATURES, "node_types": np.arange(N) % 2},
+}
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a method of a layer that this library checks, by name."""
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in UNCHECKED | {"self"}
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+def layer_calls() -> dict[Any, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return options and arguments of a call of each layer, and of the convolution of a model."""
+    sizes = dict.fromkeys(("in_features", "out_features", "features"), F)
+    calls = {}
+    # The last case of a class has most operands; it is the first one with as many.
+    cases = [case for case in reversed(LAYER_CASES.values()) if case.kind is not None]
+    for case in sorted(cases, key=lambda case: len(case.named)):
+        kinds = case.kind, *filter(None, [getattr(case.kind, "convolution", None)])
+        for kind, options in zip(kinds, (case.options, case.options | sizes), strict=False):
+            graph, *names = parameters(kind.__call__).values()
+            needed = {p.name for p in names if p.default is p.empty} & OPERANDS.keys()
+            call = {name: OPERANDS[name] for name in needed} | case.named
+            calls[kind] = (
+                {name: options[name] for name in parameters(kind.__init__) if name in options},
+                {graph.name: case.structure, "x": case.operands[0]} | call,
+            )
+    return calls
+
+
+MODELS: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+    (kind, *calls) for kind, calls in layer_calls().items()
+]
+
+BATCH_CALL = {"batch": BATCH, "x": X}
+GRAPHS = CONV_SIZES | {"hidden_features": 4, "num_layers": 1}
+ATOMS = {"hidden_features": 4, "num_layers": 1, "num_filters": 3, "num_gaussians": 4}
+MODELS += [
     (
         flax_layers.TypedLinear,
         CONV_SIZES | {"num_types": 2},
-        {},
-        {"x": EDGE_FEATURES, "types": [0, 1, 1, 0, 1]},
-    ),
-    (
-        flax_layers.RGCNConv,
-        CONV_SIZES | {"num_relations": 2},
-        {"normalization": "sum", "num_bases": 2, "num_blocks": None},
-        {"graph": RELATIONAL, "x": X, "edge_weight": EDGE_WEIGHT},
-    ),
-    (
-        flax_layers.RGATConv,
-        CONV_SIZES | {"num_relations": 2, "edge_in_features": F},
-        HEADS
-        | {"attention": "multiplicative", "softmax": "within", "num_bases": 2}
-        | {"num_blocks": None, "method": "auto"},
-        {"graph": RELATIONAL, "x": X, "edge_features": EDGE_FEATURES},
-    ),
-    (
-        flax_layers.HGTConv,
-        CONV_SIZES | {"num_relations": 2},
-        {"heads": 1, "node_types": 1, "method": "auto"},
-        {"graph": RELATIONAL, "x": X, "node_types": [0] * len(X)},
+        {"x": X, "types": [0, 1, 1, 0, 1, 0]},
     ),
     *(
-        (model, MODEL_SIZES | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X})
-        for model in (flax_layers.RGCN, flax_layers.RGAT, flax_layers.HGT)
+        (getattr(flax_layers, name), {"num_features": F}, BATCH_CALL)
+        for name in ("NodeBatchNorm", "GraphLayerNorm", "GraphNorm", "PairNorm")
     ),
     *(
-        (model, MODEL_SIZES, {}, GRAPH_CALL)
-        for model in (
-            flax_layers.GCN,
-            flax_layers.GIN,
-            flax_layers.SAGE,
-            flax_layers.GAT,
-            flax_layers.GATv2,
-            flax_layers.GraphTransformer,
+        (getattr(flax_layers, name), options, BATCH_CALL)
+        for name, options in (
+            ("AttentionReadout", {"in_features": F}),
+            ("Set2Set", {"in_features": F, "num_steps": 1}),
+            ("TopKReadout", {"in_features": F, "k": 2}),
+            ("GINBlock", CONV_SIZES),
+            ("GINClassifier", GRAPHS),
+            ("GraphClassifier", GRAPHS | {"layers": "GCN"}),
+            ("SchNet", CONV_SIZES | ATOMS),
+            ("GPSConv", {"in_features": F, "conv": flax_layers.SAGEConv(F, F, rngs=nnx.Rngs(0))}),
         )
     ),
-    *(
-        (model, MODEL_SIZES, {}, {"graph": HYPERGRAPH, "x": X})
-        for model in (
-            flax_layers.HGNN,
-            flax_layers.HGNNP,
-            flax_layers.HypergraphAttention,
-            flax_layers.UniGIN,
-            flax_layers.UniSAGE,
-            flax_layers.UniGAT,
-            flax_layers.UniGCNII,
-            flax_layers.AllDeepSets,
-            flax_layers.AllSetTransformer,
-        )
-    ),
-]
-
-
-INVERSE = RelationalGraph.from_triples(SRC, DST % 2, DST, N, 2, inverse=True)
-RELATION_FEATURES = np.ones((4, F), np.float32)
-MODELS += [
-    (model, sizes | {"num_relations": 4}, {"composition": "sub"} | options, call)
-    for call in ({"graph": INVERSE, "x": X, "relations": RELATION_FEATURES},)
-    for model, sizes, options in (
-        (flax_layers.CompGCNConv, CONV_SIZES, {"normalization": "mean"}),
-        (flax_layers.CompGCN, MODEL_SIZES, {}),
-    )
-]
-
-
-def mean(g: Any, x_src: jax_gnn.Node, edge_features: jax_gnn.Edge, *, w: Any = None) -> Any:
-    return g.mean(g.src(x_src).sum() + edge_features)
-
-
-# Layers of programs.
-PROGRAM = {"function": mean, "widths": {"hidden": 3}, "edge_dropout_rate": 0.5}
-HISTOGRAM = {"degree_histogram": [1, 2]}
-PNA_OPTIONS = {"reductions": ("std", "sum"), "scalers": ("linear",), "towers": 1}
-PNA_OPTIONS |= {"divide_input": False, "pre_layers": 1, "post_layers": 1}
-GATES: dict[str, Any] = {"reduce": "max", "mlp_features": 3, "self_weight": True}
-LENGTHS = ATTENTION_CALL | {"distance": EDGE_WEIGHT}
-GEN = {"reduce": "softmax", "t": 1.0, "p": 1.0, "learn_t": True, "learn_p": False}
-GEN |= {"msg_norm": True, "learn_msg_scale": True, "mlp_layers": 1, "expansion": 1, "eps": 1e-7}
-MODELS += [
-    (getattr(flax_layers, name), sizes | EDGE_SIZE, options, ATTENTION_CALL)
-    for name, sizes, options in (
-        ("ProgramConv", CONV_SIZES | PROGRAM, {}),
-        ("ProgramModel", MODEL_SIZES | PROGRAM, {}),
-        ("GINEConv", CONV_SIZES, {"mlp_features": 2, "eps": 0.0, "edge_map": True}),
-        ("GINE", MODEL_SIZES, {}),
-        ("ResGatedGraphConv", CONV_SIZES, {"self_weight": True}),
-        ("GatedGCNConv", CONV_SIZES, {"residual": True}),
-        ("GatedGCN", MODEL_SIZES, {"residual": True}),
-        ("NNConv", CONV_SIZES, GATES),
-        ("CGConv", CONV_SIZES | {"out_features": F}, {"reduce": "max"}),
-        ("PNAConv", CONV_SIZES | HISTOGRAM, PNA_OPTIONS),
-        ("PNA", MODEL_SIZES | HISTOGRAM, {}),
-        ("GENConv", CONV_SIZES, GEN),
-    )
-]
-POINTS = np.ones((N, 3), np.float32)
-LOOPS = {"add_self_loops": True}
-SAME = CONV_SIZES | {"out_features": F}
-OF_RELATIONS = {"num_relations": 2}
-HGN = HEADS | {"beta": 0.1, "residual": True, "relation_features": 2}
-MODELS += [
-    (flax_layers.CFConv, CONV_SIZES | EDGE_SIZE, {"mlp_features": 3, "cutoff": 1.0}, LENGTHS),
-    (
-        flax_layers.EGNNConv,
-        CONV_SIZES | EDGE_SIZE,
-        {"mlp_features": 3, "dimensions": 3, "residual": True, "unit_differences": True},
-        ATTENTION_CALL | {"pos": POINTS},
-    ),
-    (
-        flax_layers.PaiNNConv,
-        CONV_SIZES | {"out_features": F},
-        {"num_basis": 3, "cutoff": 1.0},
-        GRAPH_CALL | {"vectors": np.ones((N, 3, F), np.float32), "pos": POINTS},
-    ),
-    *(
-        (getattr(flax_layers, name), sizes | OF_RELATIONS, options, {"graph": RELATIONAL, "x": X})
-        for name, sizes, options in (
-            ("SimpleHGNConv", CONV_SIZES, HGN),
-            ("SimpleHGN", MODEL_SIZES, {"l2_normalize": True}),
-            ("FiLMConv", CONV_SIZES, {"reduce": "sum"}),
-            ("RGINConv", CONV_SIZES, {"mlp_features": 3, "self_weight": True}),
-        )
-    ),
-]
-POINT = LOOPS | {"mlp_features": 3, "dimensions": 3}
-MODELS += [
-    (getattr(flax_layers, name), sizes, options, call)
-    for name, sizes, options, call in (
-        ("AGNNConv", SAME, LOOPS | {"learn_beta": True}, GRAPH_CALL),
-        ("SuperGATConv", CONV_SIZES, HEADS | LOOPS | {"attention_type": "SD"}, GRAPH_CALL),
-        ("FAConv", SAME, LOOPS | {"eps": 0.1}, GRAPH_CALL | {"x0": X, "node_scale": NODE_WEIGHT}),
-        (
-            "GMMConv",
-            ATTENTION_SIZES | {"kernel_size": 2},
-            {"reduce": "sum", "self_weight": True},
-            ATTENTION_CALL,
-        ),
-        (
-            "PDNConv",
-            ATTENTION_SIZES,
-            LOOPS | {"mlp_features": 3, "normalization": None},
-            ATTENTION_CALL,
-        ),
-        ("PointNetConv", CONV_SIZES, POINT, GRAPH_CALL | {"pos": POINTS}),
-        (
-            "PointTransformerConv",
-            CONV_SIZES,
-            POINT | {"attention_mlp": True},
-            GRAPH_CALL | {"pos": POINTS},
-        ),
-    )
-]
-MODELS.append((flax_layers.EdgeConv, CONV_SIZES, {"reduce": "max", "mlp_features": 3}, GRAPH_CALL))
-
-NODE_FEATURES, IN_FEATURES = {"num_features": F}, {"in_features": F}
-BATCH_CALL = {"batch": Batch.from_edges([[SRC, DST]], [N]), "x": X}
-RATE = {"dropout_rate": 0.5}
-GRAPHS = {"hidden_features": 4, "num_layers": 2, "layers": "GCN"}
-ATOMS = {"hidden_features": 4, "num_layers": 1, "num_filters": 3, "num_gaussians": 4}
-MODELS += [
-    (model, sizes, options, BATCH_CALL)
-    for model, sizes, options in (
-        (flax_layers.NodeBatchNorm, NODE_FEATURES, {"momentum": 0.9, "epsilon": 1e-5}),
-        (flax_layers.GraphLayerNorm, NODE_FEATURES, {"epsilon": 1e-5}),
-        (flax_layers.GraphNorm, NODE_FEATURES, {}),
-        (flax_layers.PairNorm, NODE_FEATURES, {"scale": 1.0, "epsilon": 1e-5}),
-        (flax_layers.AttentionReadout, IN_FEATURES, {}),
-        (flax_layers.Set2Set, IN_FEATURES | {"num_steps": 1}, {}),
-        (flax_layers.TopKReadout, IN_FEATURES | {"k": 2}, {}),
-        (flax_layers.GINBlock, CONV_SIZES, {"eps": 0.0}),
-        (flax_layers.GINClassifier, CONV_SIZES | {"hidden_features": 4, "num_layers": 1}, RATE),
-        (flax_layers.GraphClassifier, CONV_SIZES | GRAPHS, RATE),
-        (flax_layers.SchNet, CONV_SIZES | ATOMS, RATE | {"graph_reduce": "sum", "cutoff": 2.0}),
-    )
 ]
 
 # Dicts by type, and links.
-HEAT = HEADS | {"relation_features": 2, "edge_map_features": 2, "self_weight": True}
-MODELS += [
-    (
-        getattr(flax_layers, name),
-        sizes | OF_RELATIONS | EDGE_SIZE | {"num_node_types": 2},
-        options,
-        {
-            "graph": RELATIONAL,
-            "x": X,
-            "edge_features": EDGE_FEATURES,
-            "node_types": np.arange(N) % 2,
-        },
-    )
-    for name, sizes, options in (("HEATConv", CONV_SIZES, HEAT), ("HEAT", MODEL_SIZES, {}))
-]
-MODELS.append(
-    (
-        flax_layers.GPSConv,
-        {"in_features": F, "conv": flax_layers.SAGEConv(F, F, rngs=nnx.Rngs(0))},
-        {"heads": 1, "mlp_activation": "gelu", "node_norm": "graph_norm", **RATE},
-        BATCH_CALL | {"max_nodes": N},
-    )
-)
 KEYS = ("a", "r", "b"), ("b", "s", "b")
 EDGES, BY_TYPE = {key: np.stack([SRC, DST]) for key in KEYS}, {"a": X, "b": X}
 HETERO = HeteroGraph.from_edges(EDGES, {"a": N, "b": N}).with_graphs()
+OF_TYPES = {"in_features": {"a": F, "b": F}, "out_features": 2, "edge_types": KEYS}
+MODELS += [
+    (kind, OF_TYPES | sizes, {"graph": HETERO, "x_dict": BY_TYPE})
+    for kind, sizes in ((flax_layers.HANConv, {}), (flax_layers.HAN, {"hidden_features": 2}))
+]
+RELATION_FEATURES = np.ones((4, F), np.float32)
 QUERIES = {"subjects": EDGE_FEATURES, "relations": EDGE_FEATURES}
 FACTS = SRC, DST % 2, DST
 LINK_CALL = {"decoder": flax_layers.DistMult(), "nodes": X, "relations": RELATION_FEATURES}
@@ -360,11 +143,6 @@ def convolutions() -> Any:
             strict=True,
         )
     )
-
-
-def han(kind: Any) -> Any:
-    sizes = ({"a": F, "b": F}, 2, 2)[: 2 + (kind is flax_layers.HAN)]
-    return kind(*sizes, edge_types=KEYS, rngs=nnx.Rngs(0))
 
 
 def predictor() -> flax_layers.LinkPredictor:
@@ -394,32 +172,29 @@ def constructor(model) -> Callable[..., Any]:
     return signed(make, model.__init__)
 
 
-def traced_call(model, sizes: dict[str, Any]) -> Callable[..., Any]:
-    def apply(arguments: dict[str, Any]) -> Any:
-        layer = model(**sizes, rngs=nnx.Rngs(0))
+def traced_call(model, options: dict[str, Any]) -> Callable[..., Any]:
+    @functools.cache
+    def layer() -> Any:
+        layer = model(**options, rngs=nnx.Rngs(0))
         layer.eval()
-        return layer(**arguments)
+        return layer
 
     def traced(**arguments) -> Any:  # not computed
         # Checks of arguments are those of tracing; layers compute nothing here.
-        return jax.eval_shape(lambda: apply(arguments))
+        return jax.eval_shape(lambda: layer()(**arguments))
 
     return signed(traced, model.__call__)
 
 
-# An argument of nnx.Linear's is left to that.
 LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "gcn_norm": (flax_layers.gcn_norm, {"graph": GRAPH, "edge_weight": EDGE_WEIGHT}),
     "readout": (flax_layers.readout, BATCH_CALL | {"reduce": "max"}),
     "jumping_knowledge": (flax_layers.jumping_knowledge, {"layers": [X, X], "mode": "max"}),
     "unigcn_norm": (flax_layers.unigcn_norm, {"hypergraph": HYPERGRAPH}),
+    **{f"{model.__name__} made": (constructor(model), options) for model, options, _ in MODELS},
     **{
-        f"{model.__name__} made": (constructor(model), sizes | of_model)
-        for model, sizes, of_model, _ in MODELS
-    },
-    **{
-        f"{model.__name__} called": (traced_call(model, sizes), call)
-        for model, sizes, _, call in MODELS
+        f"{model.__name__} called": (traced_call(model, options), call)
+        for model, options, call in MODELS
     },
     # Dicts by type.
     "HeteroGraph.from_edges": (
@@ -451,17 +226,6 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         flax_layers.HeteroLinear({"b": F}, 2, rngs=nnx.Rngs(0)),
         {"x_dict": {"b": X}},
     ),
-    "HANConv made": (
-        constructor(flax_layers.HANConv),
-        {"in_features": {"a": F, "b": F}, "out_features": 2, "edge_types": KEYS, **HEADS},
-    ),
-    "HANConv called": (han(flax_layers.HANConv), {"graph": HETERO, "x_dict": BY_TYPE}),
-    "HAN made": (
-        constructor(flax_layers.HAN),
-        {"in_features": {"a": F, "b": F}, "hidden_features": 2, "edge_types": KEYS}
-        | {"out_features": 2, **HEADS, **RATE},
-    ),
-    "HAN called": (han(flax_layers.HAN), {"graph": HETERO, "x_dict": BY_TYPE}),
     "HeteroModel made": (
         constructor(flax_layers.HeteroModel),
         {"in_features": {"b": F}, "model": convolutions()[KEYS[1]]},
@@ -508,8 +272,8 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "one_vs_all_loss": (
         flax_layers.one_vs_all_loss,
         {
-            "scores": np.ones((5, N), np.float32),
-            "rows": np.arange(5),
+            "scores": np.ones((E, N), np.float32),
+            "rows": np.arange(E),
             "objects": DST,
             "kind": "softmax",
             "label_smoothing": 0.1,
@@ -571,7 +335,9 @@ TAKEN = {
     *(("GPSConv made", name, "None") for name in ("conv", "node_norm")),
     ("HeteroModel made", "in_features", "a dict"),
     ("LinkPredictor made", "encoder", "None"),
-    ("PDNConv made", "normalization", "None"),
+    *((f"{name} made", "normalization", "None") for name in ("GCN", "GCNConv", "PDNConv")),
+    ("GENConv made", "mlp_norm", "None"),
+    ("GINEConv called", "edge_weight", "a matrix"),
     ("NodeBatchNorm called", "batch", "None"),
 }
 WITH_EDGES = "ProgramConv", "GINEConv", "ResGatedGraphConv", "GatedGCNConv", "NNConv", "CGConv"
@@ -617,7 +383,10 @@ LAYER_FAULTS: dict[str, list[Bad]] = {
 def faulty_values(name: str, argument: str) -> list[Bad]:
     if name in ops.CALLS:
         return ways(name, argument)
-    needed = (name, argument) in NEEDED or not takes_none(CALLS[name].function, argument)
+    function = CALLS[name].function
+    # Models take operands of their convolutions, which are optional, by **named.
+    is_passed_on = argument in OPERANDS and argument not in parameters(function)
+    needed = (name, argument) in NEEDED or not (is_passed_on or takes_none(function, argument))
     faulty = OBJECTS + ops.NONE * needed
     if name.split(" ")[0] in {model.__name__ for model, *_ in MODELS}:
         faulty += LAYER_FAULTS.get(argument, [])
@@ -630,15 +399,27 @@ def test_calls_work(name: str) -> None:
     function(**arguments)
 
 
-PAIRS = [(name, argument) for name, call in CALLS.items() for argument in call.arguments]
+def arguments_of(name: str) -> dict[str, Any]:
+    """Return the arguments of a call; of a layer, all optional ones, too, with values to spoil."""
+    function, arguments, _ = CALLS[name]
+    if name.split(" ")[0] not in {model.__name__ for model, *_ in MODELS}:
+        return arguments
+    optional = {part: OPERANDS.get(part, x.default) for part, x in parameters(function).items()}
+    if name in ("GINClassifier called", "GraphClassifier called", "SchNet called"):
+        del optional["edge_features"]  # which their layers check, or do not read
+    return optional | arguments
+
+
+PAIRS = [(name, argument) for name in CALLS for argument in arguments_of(name)]
 
 
 @pytest.mark.parametrize(("name", "argument"), PAIRS)
 def test_wrong_arguments_are_named(name: str, argument: str) -> None:
     function, arguments, _ = CALLS[name]
+    value = arguments_of(name)[argument]
     for what, spoil in faulty_values(name, argument):
         with pytest.raises((TypeError, ValueError)) as caught:
-            function(**arguments | {argument: spoil(arguments[argument])})
+            function(**arguments | {argument: spoil(value)})
         assert fault(caught.value, argument) is None, what
 
 
