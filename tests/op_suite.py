@@ -32,7 +32,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from op_spec import (
     SCENARIOS,
     STACKABLE,
@@ -55,7 +55,6 @@ from op_spec import (
 
 import jax_gnn
 from jax_gnn._core import ffi
-from jax_gnn._core.sharding import reshard_like
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 KERNELS = tuple(s.platform for s in ffi.status() if s.platform == PLATFORM and s.available)
@@ -576,76 +575,6 @@ class OpSuite(CoreChecks):
             for gradients in (outside, inside(index, cotangent, *operands)):
                 for name, got, want in zip(self.spec.operands, gradients, expected, strict=True):
                     assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
-
-    @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
-    def test_split_features(self, rng, kind) -> None:
-        """Features are split by the op's rule, outside of ``shard_map``."""
-        case = self.spec.make_case(rng, "padding", (8,))
-        operands = typed(case.operands, "float32")
-        axes = self.spec.feature_axis
-
-        def axis_of(leaf, operand) -> int | None:
-            del leaf
-            return None if operand is None else axes[operand]
-
-        where = axis_of, self.spec.result_axis
-        self.check_split(rng, kind, self.spec.function, on_host(case.index), operands, *where)
-
-    def test_split_anyhow(self, rng) -> None:
-        """Any axis of any array, as far as it has pieces of one size."""
-        case = self.spec.make_case(rng, rng.choice(STACKABLE[-4:]), (8,))
-        dtype = rng.choice(["float32", "float64"])
-        operands = typed(case.operands, dtype)
-
-        def axis_of(leaf, operand) -> int | None:
-            del operand
-            axes = [i for i, size in enumerate(leaf.shape) if size and size % 4 == 0]
-            return rng.choice([None, *axes])
-
-        where = self.spec.function, on_host(case.index), operands, axis_of
-        with setting(None, dtype):
-            self.check_split(rng, AxisType.Auto, *where, None, dtype)
-
-    @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
-    def test_split_batch(self, rng, kind) -> None:
-        """Each device has elements of the batch."""
-        cases = [self.spec.make_case(rng, scenario, (3,)) for scenario in STACKABLE[-4:]]
-        index = stack([on_host(case.index) for case in cases])
-        operands = [np.stack(operand) for operand in zip(*(c.operands for c in cases), strict=True)]
-        batch = jax.vmap(self.spec.function)
-        self.check_split(rng, kind, batch, index, typed(operands, "float32"), lambda *_: 0, 0)
-
-    def check_split(
-        self, rng, kind, function, index, operands, axis_of, result_axis, dtype="float32"
-    ) -> None:
-        """Value and gradients are those on one device.
-
-        ``axis_of`` maps an array, and which operand it is, or None, to the axis that is split.
-        """
-        # Values on one device are computed first, with the same program.
-        mesh = Mesh(self.mesh().devices, ("devices",), axis_types=(kind,))
-
-        def place(leaf, axis) -> jax.Array:
-            spec = [] if axis is None else [*[None] * axis, "devices"]
-            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
-
-        @jax.jit
-        def both(index, cotangent, *operands) -> Any:
-            value, pull = jax.vjp(functools.partial(function, index), *operands)
-            return value, pull(reshard_like(cotangent, jax.typeof(value)))
-
-        like_value = jax.eval_shape(function, index, *operands)
-        (cotangent,) = random_like(rng, [like_value], dtype)
-        want, expected = both(index, cotangent, *operands)
-        index = jax.tree.map(lambda leaf: place(leaf, axis_of(leaf, None)), index)
-        operands = [place(leaf, axis_of(leaf, i)) for i, leaf in enumerate(operands)]
-        # The mesh is one of CPUs if there are fewer GPUs than pieces.
-        on_cpus = PLATFORM == "cuda" and mesh.devices.flat[0].platform == "cpu"
-        with setting("cpu" if on_cpus else KERNELS[0], dtype):
-            value, gradients = both(index, place(cotangent, result_axis), *operands)
-        assert_close(value, want, TOLERANCE[dtype], "value")
-        for name, got, want in zip(self.spec.operands, gradients, expected, strict=True):
-            assert_close(got, want, TOLERANCE[dtype], f"gradient to {name}")
 
     @pytest.mark.parametrize("implementation", [None, "xla"])
     def test_sharded_indices(self, rng, implementation) -> None:

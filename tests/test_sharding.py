@@ -1,6 +1,6 @@
 """Ops under a mesh: bytes that they move between devices, and shapes of each device's kernels.
 
-``op_suite`` compares values and gradients of all ops with those of one device.
+`test_sharding_calls` compares values and gradients of all ops with those of one device.
 """
 
 from __future__ import annotations

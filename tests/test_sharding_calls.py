@@ -54,12 +54,14 @@ class Call(NamedTuple):
 
 
 def calls(rng: np.random.Generator) -> dict[str, Call]:
-    """Return a call of each public function on graphs with padding, by name."""
+    """Return a call of each public function on graphs with padding and a hub, by name."""
 
     def normal(*shape: int) -> np.ndarray:
         return rng.normal(size=shape).astype(np.float32)
 
-    src, dst = rng.integers(-1, NODES, EDGES), rng.integers(0, ROWS, EDGES)
+    # Row 0 has half of the edges, and the last row has none.
+    src = rng.integers(-1, NODES, EDGES)
+    dst = rng.integers(0, ROWS - 1, EDGES) * rng.integers(0, 2, EDGES)
     relation = rng.integers(0, RELATIONS, EDGES)
     with jax_gnn.host_arrays():
         graph = Graph.from_edges(src, dst, num_src=NODES, num_dst=ROWS, validate=False)
@@ -347,6 +349,26 @@ def test_any_axes(name, rng):
                 spec[axis] = str(mesh_axis)
             specs[i] = P(*spec)
         checked.check(mesh, specs, str(specs), closed_over=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch(name, rng):
+    """Each device has elements of a batch of calls; `test_sharding` has explicit axes, too."""
+    elements = [calls(rng)[name] for _ in range(2)]
+    shapes = [jax.tree.map(np.shape, element.index) for element in elements]
+    if shapes[0] != shapes[1]:  # graphs differ in their number of pairs
+        elements[1] = elements[1]._replace(index=elements[0].index)
+
+    def batched(index, **arrays):
+        return jax.vmap(lambda index, arrays: elements[0].function(index, **arrays))(index, arrays)
+
+    stacked = [
+        jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+        for parts in zip(*((element.index, element.arrays) for element in elements), strict=True)
+    ]
+    checked = Checked(Call(batched, *stacked), rng)
+    mesh = Mesh(np.array(devices()[:2]), ("d",), axis_types=(AxisType.Auto,))
+    checked.check(mesh, dict.fromkeys(range(len(checked.leaves)), P("d")), "batch", False)
 
 
 def test_all_ops_with_rules_are_called():
