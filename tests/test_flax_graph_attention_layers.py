@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from layer_cases import awkward_edges, check_dropout, check_gradient, double, features, linear
 
-from flax_layers import GAT, GATConv, GATv2, GATv2Conv, GraphTransformer, TransformerConv
+from flax_layers import GATConv, GATv2Conv, TransformerConv
 from jax_gnn import Graph
 
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("exact_products")
 NUM_NODES = 9
 EDGE_FEATURES = 3
 CONVOLUTIONS = [GATConv, GATv2Conv, TransformerConv]
-MODELS = [GAT, GATv2, GraphTransformer]
 
 
 @pytest.fixture
@@ -213,18 +212,6 @@ def test_attention_dropout(layer, graph):
     draws = np.asarray(draw(keys), np.float64)
     spread = np.std(draws, axis=0) / 20
     assert (np.abs(np.mean(draws, axis=0) - evaluated) < 6 * spread + 1e-5).all()
-
-
-@pytest.mark.parametrize("model_class", MODELS)
-def test_models_stack_convolutions(model_class, graph):
-    # GAT's paper has an ELU between convolutions.
-    between = jax.nn.relu if model_class is GraphTransformer else jax.nn.elu
-    model = make(model_class, 4, 8, 3, heads=2, num_layers=3)
-    y = x = features(4)
-    assert [conv.heads for conv in model.convolutions] == [2, 2, 1]
-    for number, convolution in enumerate(model.convolutions, start=1):
-        y = convolution(graph, between(y) if number > 1 else y)
-    assert_close(model(graph, x, deterministic=True), y)
 
 
 @pytest.mark.parametrize(

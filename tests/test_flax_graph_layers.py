@@ -28,7 +28,6 @@ NUM_NODES = 9
 # Widening, narrowing and square maps aggregate on different sides.
 SIZES = [(3, 6), (6, 3), (4, 4)]
 CONVOLUTIONS = [GCNConv, GINConv, SAGEConv]
-MODELS = [GCN, GIN, SAGE]
 
 
 @pytest.fixture
@@ -296,20 +295,6 @@ def test_gradients_are_slopes(layer, reference, options, graph, weight, rng):
             rng.normal(size=(NUM_NODES, 4)),
             weight,
         )
-
-
-@pytest.mark.parametrize("model_class", MODELS)
-def test_models_stack_convolutions(model_class, graph, weight):
-    for depth in (1, 2, 4):
-        model = make(model_class, 4, 8, 3, num_layers=depth)
-        convolutions = model.convolutions
-        assert len(convolutions) == depth
-        y = x = features(4)
-        for number, convolution in enumerate(convolutions, start=1):
-            assert convolution is getattr(model, f"conv{number}")
-            y = convolution(graph, jax.nn.relu(y) if number > 1 else y, weight)
-        assert_close(model(graph, x, weight, deterministic=True), y)
-    assert make(model_class, 4, 8, 3).num_layers == 3
 
 
 def test_each_dropout_draws_its_own_mask(graph):

@@ -16,6 +16,7 @@ from op_suite import IMPLEMENTATIONS
 import flax_layers as layers
 import jax_gnn
 from flax_layers import RGAT
+from flax_layers._attention import AttentionStack
 from flax_layers.edge_layers import reduced
 from jax_gnn import Graph, Node
 
@@ -119,6 +120,33 @@ def test_gradients_reach_all_parameters(kind):
         # A softmax takes away what all its scores have in common.
         if path[-1] != "node_attention" and path[-2:] != ("key", "bias"):
             assert np.any(gradient[...]), path
+
+
+# Convolutions of these take or return more than the features of nodes.
+OTHERS = (layers.CompGCN, layers.GatedGCN, layers.HGT, layers.SimpleHGN, layers.UniGCNII)
+STACKS = [kind for kind in CLASSES if issubclass(kind, layers.Stack) and kind not in OTHERS]
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_models_stack_convolutions(kind):
+    """Convolutions follow each other, with an activation between them; some end with a map."""
+    case = CLASSES[kind]
+    # GAT's paper has an ELU between convolutions.
+    activate = jax.nn.elu if kind in (layers.GAT, layers.GATv2) else jax.nn.relu
+    (x,), named = as_dtype((case.operands, case.named), jnp.float32)
+    for depth in (1, 3):
+        model = make(case, num_layers=depth)
+        model.eval()
+        convolutions = [getattr(model, f"conv{number}") for number in range(1, depth + 1)]
+        assert model.convolutions == convolutions
+        if issubclass(kind, AttentionStack):
+            heads = case.options.get("heads", 1)
+            assert [conv.heads for conv in convolutions] == [heads] * (depth - 1) + [1]
+        y = x
+        for number, convolution in enumerate(convolutions):
+            y = convolution(case.structure, activate(y) if number else y, **named)
+        y = y if model.output is None else model.output(activate(y))
+        np.testing.assert_allclose(call(case, model, x, named), y, rtol=1e-5, atol=1e-5)
 
 
 def dropout_rates(kind) -> list[str]:

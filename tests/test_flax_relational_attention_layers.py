@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from layer_cases import awkward_triples, double
 
-from flax_layers import HGT, RGAT, HGTConv, RGATConv
+from flax_layers import HGT, HGTConv, RGATConv
 from jax_gnn import RelationalGraph
 from jax_gnn._ops.relational_aggregate.schedule import Counts
 from jax_gnn._ops.relational_attention import schedule
@@ -375,15 +375,6 @@ def test_attention_dropout(graph, method):
 
 
 # --- The models ----------------------------------------------------------------------------------
-
-
-def test_rgat_stacks_convolutions(graph):
-    model = RGAT(4, 8, 3, num_relations=RELATIONS, heads=2, num_layers=3, rngs=nnx.Rngs(0))
-    assert [conv.heads for conv in model.convolutions] == [2, 2, 1]
-    y = x = features(4)
-    for number, conv in enumerate(model.convolutions):
-        y = reference_rgat(conv, graph, jax.nn.relu(y) if number else y)
-    assert_close(model(graph, x, deterministic=True), y, 1e-5)
 
 
 @pytest.mark.parametrize("widths", [8, WIDTHS], ids=["one width", "widths"])
