@@ -58,20 +58,6 @@ def awkward_triples(
     return src, rel, dst
 
 
-def check_dropout(layer, graph, x: jax.Array) -> jax.Array:
-    """Check that masks depend on keys alone; return the result without dropout."""
-    assert not np.array_equal(layer(graph, x), layer(graph, x))
-    # A key given to a call decides the mask, whatever the layer's own stream.
-    key = jax.random.key(1)
-    np.testing.assert_array_equal(
-        layer(graph, x, rngs=key), layer(graph, x, deterministic=False, rngs=key)
-    )
-    evaluated = layer(graph, x, deterministic=True)
-    layer.eval()
-    np.testing.assert_array_equal(layer(graph, x), evaluated)
-    return evaluated
-
-
 def made_of_rows(jaxpr, rows: int) -> list[str]:
     """Return the primitives that make arrays of `rows` rows and several features, in order."""
     names = []

@@ -155,7 +155,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "AllDeepSetsConv": {"reduce": "sum"},
     "AllSetTransformerConv": {"heads": 1, "negative_slope": 0.2},
     "CompGCNConv": {"composition": "mult", "normalization": "symmetric", "use_bias": True},
-    **dict.fromkeys(("GCN", "GIN", "SAGE"), {"num_layers": 3}),
+    **{name: {"num_layers": 3} for name in ("GCN", "GIN", "SAGE")},
     "ConvE": {"height": 10, "filters": 200, "kernel_size": 7, "dropout_rate": 0.3},
     "GATConv": {"add_self_loops": True},
     "GATv2Conv": {"add_self_loops": True, "share_weights": False},
