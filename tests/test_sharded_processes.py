@@ -168,9 +168,9 @@ kept = SplitsState(Path(f"{folder}-state-{rank}.npz"), *training, resume=False, 
 kept.keep({"split": 0, "epoch": 5})
 with kept:  # which the first process writes
     pass
+read = SplitsState(Path(f"{folder}-state-{rank}.npz"), *training, resume=True, devices=4)
 check_refused(
-    "with one split and epoch, got 0, 5 in process 0; 0, 0 in process 1",
-    lambda: SplitsState(Path(f"{folder}-state-{rank}.npz"), *training, resume=True, devices=4),
+    "with one epoch, got 5 in process 0; 0 in process 1", lambda: read.check_progress(read.epoch)
 )
 check_refused(
     "settings and data must be the same in all processes",
@@ -246,7 +246,9 @@ def run_job(
         with socket.socket() as free:
             if free.connect_ex(("localhost", int(port))):  # nobody listens
                 break
-    one_device = {"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+    flags = (flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag)
+    one_device = {"XLA_FLAGS": " ".join(flags), "JAX_NUM_CPU_DEVICES": "1"}
+    one_device["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     environments = [one_device | variables(cluster, int(port), count, i) for i in range(count)]
     return run_together(commands, environments)
 

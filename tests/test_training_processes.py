@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 
 import jax
+import joint_training
 import numpy as np
 import pytest
 from test_sharded_processes import run_job
 from test_training import make_graph_dataset, save
+from test_training_devices import settings
+from test_training_graphs import rings_and_trees
 
-from flax_layers.training import load_checkpoint, processes
+from flax_layers.training import GCNLinkConfig, load_checkpoint, processes
 from jax_gnn.cli import main
 
 pytest.importorskip("orbax.checkpoint")
@@ -36,7 +40,7 @@ sys.exit(main(words))
 OPTIONS = "--epochs 20 --splits 1 --hidden-features 8 --dropout 0 --no-baseline --output"
 
 
-def train(cluster, *options, calls=(-1, -1)):
+def run_train(cluster, *options, calls=(-1, -1)):
     """Run the command in two processes, whose last options are given; return their ends."""
     commands = [
         ("-c", PROCESS, count, "train", "gcn", "--distributed", "--data", *words)
@@ -59,14 +63,14 @@ def test_two_processes_train_as_one(tmp_path):
         (tmp_path / name for name in ("together", "alone", "once")),
     )
     words = data, *OPTIONS.split(), together
-    ends = train("slurm", words, words, calls=(-1, 1))
+    ends = run_train("slurm", words, words, calls=(-1, 1))
     assert all(end.returncode for end in ends), ends
     assert "jax-gnn: error: RuntimeError: failed by the test" in ends[1].stdout
     assert [path.name for path in together.iterdir()] == ["state.npz"]
     assert np.load(together / "state.npz")["epoch"] == 10
     shutil.copytree(together, alone)
 
-    ends = train("kubernetes", (*words, "--resume"), (*words, "--resume"))
+    ends = run_train("kubernetes", (*words, "--resume"), (*words, "--resume"))
     assert [end.returncode for end in ends] == [0, 0], ends
     assert "loaded again: same predictions" in ends[0].stdout
     assert not any(word in ends[1].stdout for word in ("split", "accuracy", "jax-gnn")), ends[1]
@@ -84,6 +88,27 @@ def test_two_processes_train_as_one(tmp_path):
     assert sorted(path.name for path in together.iterdir()) == sorted(
         path.name for path in once.iterdir()
     )
+
+
+def test_batches_and_links_of_two_processes(tmp_path):
+    # They have a device each, and the results of one process that has both.
+    nodes, graphs = make_graph_dataset(), rings_and_trees(np.random.default_rng(0))
+    small = {"num_layers": 1, "epochs": 2}
+    links = GCNLinkConfig(**small, evaluate_every=2, embedding_features=8)
+    cases = {
+        "nodes": (nodes, settings("gcn", batch_size=7, fanouts=(99,), **small)),
+        "graphs": (graphs, settings("gcn-graph", batch_size=17, **small)),
+        "links": (nodes, links),
+    }
+    (tmp_path / "cases.pickle").write_bytes(pickle.dumps(cases))
+    ends = run_job("slurm", [(joint_training.__file__, tmp_path / "cases.pickle")] * 2)
+    assert [end.returncode for end in ends] == [0, 0], ends
+    expected = joint_training.train_cases(cases)
+    for end in ends:
+        results = json.loads(end.stdout.partition("trained ")[2].splitlines()[0])
+        for name, (losses, outputs) in expected.items():
+            np.testing.assert_allclose(results[name][0], losses, 2e-6, err_msg=name)
+            np.testing.assert_allclose(results[name][1], outputs, 1e-4, 1e-4, err_msg=name)
 
 
 def test_no_job(capsys, monkeypatch):

@@ -216,3 +216,4 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
         _add_data(groups["data"], "an .npz file or a folder in a raw format", "edges")
     add_table_options(groups["data"])
     add_settings(recipe.config, groups)
+    add_devices(groups["execution"], distributed=True)
