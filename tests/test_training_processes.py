@@ -124,3 +124,15 @@ def test_no_job(capsys, monkeypatch):
     assert main(["train", "gcn", "--data", "digits", "--distributed"]) == 2
     error = capsys.readouterr().err
     assert "--distributed needs a job of SLURM" in error and "['host:1', 3, 2]" in error
+
+
+def test_wrong_option_in_a_job(capsys, monkeypatch):
+    # A process that leaves by argparse joins the others first, so that its end is theirs.
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: calls.append("join"))
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: bool(calls))
+    monkeypatch.setattr("os._exit", calls.append)
+    monkeypatch.setattr("time.sleep", calls.append)
+    assert main(["train", "gcn", "--distributed", "--layers", "x"]) == 2
+    assert calls == ["join", 3, 2]
+    assert "argument --layers: expected a whole number" in capsys.readouterr().err
