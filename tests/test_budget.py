@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 57_645, "flax_layers": 21_215, "tests": 52_740, "cpp": 25_670}
+MAX_LINES = {"jax_gnn": 57_645, "flax_layers": 21_215, "tests": 52_765, "cpp": 25_670}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import sys
 
 import jax
 import joint_training
 import numpy as np
 import pytest
-from test_sharded_processes import run_job
+from processes import run_together
+from test_sharded_processes import SCRIPT, one_device, run_job
 from test_training import make_graph_dataset, save
 from test_training_devices import settings
 from test_training_graphs import rings_and_trees
@@ -109,6 +111,30 @@ def test_batches_and_links_of_two_processes(tmp_path):
         for name, (losses, outputs) in expected.items():
             np.testing.assert_allclose(results[name][0], losses, 2e-6, err_msg=name)
             np.testing.assert_allclose(results[name][1], outputs, 1e-4, 1e-4, err_msg=name)
+
+
+def test_workers_of_ray(tmp_path):
+    # The docs' file starts two workers on this host; they train as one process of two devices.
+    pytest.importorskip("ray", reason="Ray is not installed (pip install ray)")
+    dataset = make_graph_dataset()
+    words = ["train", "gcn", "--data", save(tmp_path / "tiny", dataset) + ".npz", *OPTIONS.split()]
+    together, once = tmp_path / "together", tmp_path / "once"
+    command = [sys.executable, "-P", "-m", "jax_gnn", *words, together, "--distributed"]
+    on_ray = SCRIPT.with_name("on_ray.py"), 2, 0, *command
+    environment = one_device() | {"RAY_AUTH_MODE": "disabled"}  # which writes no token
+    (end,) = run_together([on_ray], [environment])
+    assert end.returncode == 0 and "loaded again: same predictions" in end.stdout, end
+    assert main([*words, str(once), "--devices", "2"]) == 0
+    (document, logits), (expected, expected_logits) = (
+        results(folder, dataset) for folder in (together, once)
+    )
+    assert document["processes"] == document["devices_used"] == 2
+    for name in ("test_accuracy", "valid_accuracy", "best_epoch"):
+        np.testing.assert_allclose(document["jax_gnn"][name], expected["jax_gnn"][name])
+    np.testing.assert_allclose(logits, expected_logits, 1e-2, 2e-3)
+    # The file ends with an error where a worker's command does.
+    (end,) = run_together([(*on_ray[:3], sys.executable, "-c", "exit(3)")], [environment])
+    assert end.returncode == 1 and "exit codes of the workers: [3, 3]" in end.stdout, end
 
 
 def test_no_job(capsys, monkeypatch):
