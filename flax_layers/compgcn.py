@@ -132,6 +132,7 @@ class CompGCNConv(CompGCNOptions):
             relations: Embeddings of the relations, ``(num_relations, in_features)``.
             edge_weight: Weights, ``(num_edges,)``, in the graph's order, in place of the norm's
                 factors; for a graph that does not change, those of :meth:`factors`, computed once.
+                A part of a split graph needs those of the whole graph if the norm is "symmetric".
         """
         self._check_graph(graph)
         weight = check_edge_weight(graph, edge_weight)
