@@ -25,7 +25,6 @@ from flax_layers._base import (
     normalized,
 )
 from flax_layers._declaration import Layer
-from flax_layers.compgcn import CompGCN
 from jax_gnn.extend import as_ids, check_callable, check_choice, check_real, described
 
 Ids = ArrayLike | Sequence[int]
@@ -253,7 +252,7 @@ class LinkPredictor(Layer):
             if edge_weight is not None:
                 options["edge_weight"] = edge_weight
             # A CompGCN also updates the relations.
-            if isinstance(self.encoder, CompGCN):
+            if getattr(self.encoder, "takes_relations", False):
                 nodes, relations = self.encoder(graph, nodes, relations, **options)
             else:
                 nodes = self.encoder(graph, nodes, **options)

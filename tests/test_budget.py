@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 57_660, "flax_layers": 21_085, "tests": 52_640, "cpp": 25_670}
+MAX_LINES = {"jax_gnn": 57_670, "flax_layers": 21_215, "tests": 52_810, "cpp": 25_670}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
