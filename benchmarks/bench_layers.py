@@ -230,7 +230,8 @@ def plain_jax_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Ite
             return function(*arguments)
 
     # About four arrays of edges, as wide as the widest parameter.
-    widest = max([case.width, *(x.shape[-1] for x in problem.inputs.values())])
+    rows = (x.shape[1:] or (1,) for x in problem.inputs.values())
+    widest = max(case.width, *(row[-1] for row in rows))
     num_bytes = 4.0 * graph.num_edges * widest * problem.output_dtype.itemsize
     yield bounded(_candidate(PLAIN, plain, problem, *operands), num_bytes)
 

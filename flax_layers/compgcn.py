@@ -21,6 +21,7 @@ from flax_layers._base import (
     finished,
     parameter_value,
     product,
+    source_rows,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from flax_layers.relational import check_relations, takes_hetero
@@ -30,6 +31,7 @@ from jax_gnn.extend import (
     feature_wise,
     source_pair_rows,
 )
+from jax_gnn.sharding import RelationalPart
 
 Composition = Literal["sub", "mult", "corr"]
 CompGCNNorm = Literal["symmetric", "mean", "sum"]
@@ -119,12 +121,13 @@ class CompGCNConv(CompGCNOptions):
             relations: Embeddings of the relations, ``(num_relations, in_features)``.
             edge_weight: Weights, ``(num_edges,)``, in the graph's order, in place of the norm's
                 factors; for a graph that does not change, those of :meth:`factors`, computed once.
+                A part of a split graph needs those of the whole graph if the norm is "symmetric".
         """
         self._check_graph(graph)
         weight = check_edge_weight(graph, edge_weight)
         if edge_weight is None:
             weight = self.factors(graph)
-        x = check_features(x, graph.num_nodes, self.in_features)
+        x = check_features(x, graph.num_dst, self.in_features)
         relations = check_features(
             relations, self.num_relations, self.in_features, "relations", "num_relations"
         )
@@ -139,7 +142,7 @@ class CompGCNConv(CompGCNOptions):
         codes = self._encode(nodes)
         sums = self._decode(self._composition_sums(graph, codes, z, weight), nodes.dtype)
         # Sums of edges and of inverse edges side by side, for one product.
-        sums = sums.reshape(graph.num_nodes, 2, *nodes.shape[1:])
+        sums = sums.reshape(graph.num_dst, 2, *nodes.shape[1:])
         sums = jnp.moveaxis(sums, 1, -2).reshape(*nodes.shape[:-1], 2 * self.in_features)
         self_code = feature_wise(self._encode(self_relation), codes)
         self_rows = self._decode(self._compose(codes, self_code), nodes.dtype)
@@ -159,6 +162,7 @@ class CompGCNConv(CompGCNOptions):
             edge_weight: Weights of edges, ``(num_edges,)``; None means ones.
         """
         # Compositions depend on source and relation alone, hence a row for each pair in the graph.
+        codes = source_rows(graph, codes)
         sources, relations = source_pair_rows(graph, codes, self._encode(z))
         relations = jnp.expand_dims(relations, tuple(range(1, codes.ndim - 1)))
         compositions = self._compose(sources, relations)
@@ -187,12 +191,17 @@ class CompGCNConv(CompGCNOptions):
         counts = count(ids)
         if self.normalization == "mean":
             return jnp.where(valid, 1 / counts, 0)
+        if isinstance(graph, RelationalPart):
+            raise ValueError(
+                "edge_weight must be given for a part of a graph, as edges out of its nodes are in "
+                "other parts, too: those of factors on the whole graph, by shard_edges"
+            )
         out_counts = count(jnp.where(valid, 2 * graph.nodes.cols + ids % 2, directed.num_dst))
         return jnp.where(valid, jax.lax.rsqrt(counts * out_counts), 0)
 
     def _check_graph(self, graph: RelationalGraph) -> None:
         check_relations(graph, self.num_relations)
-        if graph.num_src != graph.num_dst:
+        if graph.num_src != graph.num_dst and not isinstance(graph, RelationalPart):
             raise ValueError(f"graph must not be bipartite, got {graph}")
         if graph.self_relation:
             raise ValueError(f"graph must have no self_relation, got {graph}")
@@ -271,6 +280,7 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
     """
 
     convolution = CompGCNConv
+    takes_relations: ClassVar[bool] = True  # in calls, whose results have them, too
 
     @takes_hetero
     def __call__(

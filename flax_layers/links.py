@@ -17,7 +17,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import DropoutCall, Stack, check_model, dropout_arguments, normalized
 from flax_layers._declaration import Layer, check_positive, check_rates
-from flax_layers.compgcn import CompGCN
 from jax_gnn.extend import as_ids, check_callable, check_choice, check_real, described
 
 Ids = ArrayLike | Sequence[int]
@@ -245,7 +244,7 @@ class LinkPredictor(Layer):
             if edge_weight is not None:
                 options["edge_weight"] = edge_weight
             # A CompGCN also updates the relations.
-            if isinstance(self.encoder, CompGCN):
+            if getattr(self.encoder, "takes_relations", False):
                 nodes, relations = self.encoder(graph, nodes, relations, **options)
             else:
                 nodes = self.encoder(graph, nodes, **options)

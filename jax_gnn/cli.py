@@ -241,6 +241,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         code = _run(argv)
+    except SystemExit as end:  # of argparse
+        if not jax.distributed.is_initialized():
+            raise
+        code = cast(int, end.code)
     except Exception:
         if not jax.distributed.is_initialized():
             raise

@@ -433,6 +433,43 @@ def test_sums_over_any_number_of_lanes(heads, width, rng):
     assert regions.relative_error(got, want) < 1e-12
 
 
+def gaussians(e, mean, x):
+    return [jnp.exp(-jnp.sum((e - mean) ** 2, -1)) @ x]
+
+
+GAUSSIANS = Model(
+    gaussians, [("edge", (3,)), ("shared", (3, 3)), ("col", (3, 65))], [("row", "sum")]
+)
+
+
+def test_functions_of_few_numbers_are_stored_first():
+    """Lanes of a row of 65 numbers would all compute the Gaussians of an entry."""
+    first, second = cuda.walks_of(program_of(GAUSSIANS), False)
+    assert [step.name for step in first.program.instructions][-1] == "exp"
+    assert all(step.name != "exp" for step in second.program.instructions)
+    assert (first.results, second.results, second.stored) == ((1,), (0,), (1,))
+    narrow = Model(gaussians, [*GAUSSIANS.rows[:2], ("col", (3, 5))], GAUSSIANS.outputs)
+    assert len(cuda.walks_of(program_of(narrow), False)) == 1
+
+
+@needs_cuda
+@pytest.mark.parametrize("scenario", ["random", "giant"])
+def test_stored_functions(scenario, rng):
+    edges = Edges.random(rng, scenario)
+    arrays = edges.arrays(rng, GAUSSIANS, "float64")
+
+    def with_gradients(function):
+        def loss(*x):
+            return sum(jnp.sum(jnp.sin(y)) for y in function(*x))
+
+        return jax.jit(lambda *x: (function(*x), jax.grad(loss, (0, 1, 2))(*x)))(*arrays)
+
+    with setting(None, "float64"):
+        got = with_gradients(edges.region(GAUSSIANS, "cuda"))
+        want = with_gradients(lambda *x: edges.plain(GAUSSIANS, x))
+    assert regions.relative_error(got, want) < 1e-12
+
+
 @needs_cuda
 @pytest.mark.parametrize("name", ["gated_gcn", "sums_to_sources"])
 def test_same_bits(name, rng):

@@ -11,28 +11,39 @@ from flax import nnx
 from test_schnet import springs, write_xyz
 from test_training import dataset_for, make_graph_dataset, make_typed_dataset
 from test_training_graphs import rings_and_trees
+from test_training_links import make_dataset as make_links
 from test_training_minibatch import interrupt
 
+from flax_layers import CompGCNConv
 from flax_layers.training import (
     RECIPES,
+    CompGCNLinkConfig,
+    GATLinkConfig,
     GCNConfig,
+    GCNLinkConfig,
+    RGCNLinkConfig,
     SAGEConfig,
+    SAGELinkConfig,
     UniGATConfig,
     feeds,
     graphs,
     load_checkpoint,
     save_checkpoint,
     train,
+    train_links,
 )
-from flax_layers.training.devices import takes_parts
+from flax_layers.training.devices import replicate, takes_parts
 from flax_layers.training.feeds import SplitGraph
+from flax_layers.training.link_models import make_link_model
+from flax_layers.training.link_tasks import link_graph, link_task
 from flax_layers.training.trained import make_model
 from jax_gnn import batch_budget
 from jax_gnn.datasets import load_xyz, random_split
-from jax_gnn.sharding import ShardedGraph, apply_on_devices
+from jax_gnn.sharding import ShardedGraph, apply_on_devices, shard_graph
 
 SPLIT = [name for name, recipe in RECIPES.items() if recipe.structure and takes_parts(recipe)]
 MOST = min(4, jax.device_count())
+WIDTHS = {"embedding_features": 8, "hidden_features": 8}
 SMALL = {"splits": 1, "epochs": 3, "hidden_features": 8, "dropout_rate": 0.0}
 
 pytestmark = [
@@ -172,6 +183,70 @@ def test_batches_of_nodes(model, capacity, tmp_path, monkeypatch):
     interrupt(dataset, config, 1, state=file, devices=2)
     split = train(dataset, config, devices=min(3, MOST), state=file, resume=True)
     assert_alike(split, alone, dataset)
+
+
+LINKS = {
+    "gcn": GCNLinkConfig(variational=True),
+    "sage": SAGELinkConfig(),
+    "gat": GATLinkConfig(),
+    "rgcn": RGCNLinkConfig(num_blocks=4, leave_out=True),
+    "rgcn, random nodes": RGCNLinkConfig(num_bases=2, loss="negatives", batch_size=41),
+    "compgcn": CompGCNLinkConfig(loss="sigmoid", composition="corr", batch_size=41),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links(name, tmp_path, rng):
+    # Noise and random nodes are those of one device. Two devices begin the GCN, three go on.
+    small = WIDTHS | {"epochs": 3, "evaluate_every": 1, "dropout_rate": 0.0}
+    config = dataclasses.replace(LINKS[name], **small)
+    dataset = make_links() if hasattr(config, "decoder") else make_graph_dataset()
+    alone, file = train_links(dataset, config), tmp_path / "state.npz"
+
+    def halt(report):
+        raise KeyboardInterrupt
+
+    if name == "gcn":
+        with pytest.raises(KeyboardInterrupt):
+            train_links(dataset, config, devices=2, on_epoch=halt, state=file)
+    count = min(3, MOST)
+    method = rng.integers(0, count, dataset.num_nodes)
+    split = train_links(dataset, config, devices=count, method=method, state=file, resume=True)
+    np.testing.assert_allclose(split.losses, alone.losses, 2e-6)
+    assert split.test == pytest.approx(alone.test, abs=0.02)
+
+
+def test_scores_of_links_are_split():
+    # Each of two devices scores half of the queries, against all nodes.
+    dataset, config = make_links(), RGCNLinkConfig(num_blocks=4, batch_size=38, **WIDTHS)
+    task = link_task(dataset, config)
+    model = make_link_model(config, **task.sizes)
+    data = task.data(model, 2)
+    batch = jax.tree.map(lambda rows: rows[0], task.batches(np.random.default_rng(0)))
+    args = replicate((nnx.split(model)[1], batch, jax.random.key(0)), data)
+    definition = nnx.graphdef(model)
+
+    def loss(state, *args):
+        return task.loss(nnx.merge(definition, state), *args)
+
+    text = jax.jit(loss).lower(args[0], data, *args[1:]).compile().as_text()
+    assert "f32[19,24]" in text and "f32[38,24]" not in text
+
+
+def test_compositions_on_parts(rng):
+    graph, x = link_graph(make_links()), rng.normal(size=(24, 4)).astype(np.float32)
+    options = {"num_relations": 6, "rngs": nnx.Rngs(0)}
+    z = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    z[1] = z[0]
+    sharded = shard_graph(graph, jax.make_mesh((2,), ("nodes",)), "nodes")
+    layer = CompGCNConv(4, 3, normalization="mean", **options)
+    run = jax.jit(lambda layer, sharded, *values: sharded.apply(layer, *values))
+    y, relations = run(layer, sharded, sharded.shard(x), z)
+    expected = jax.jit(layer)(graph, x, z[0])
+    np.testing.assert_allclose(sharded.unshard(y), expected[0], 1e-5, 1e-5)
+    np.testing.assert_allclose(relations[1], expected[1], 1e-6)
+    with pytest.raises(ValueError, match="edge_weight must be given for a part of a graph"):
+        run(CompGCNConv(4, 3, **options), sharded, sharded.shard(x), z)
 
 
 def test_batches_that_fit_no_mesh():

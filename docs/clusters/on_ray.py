@@ -1,17 +1,19 @@
-"""Train on the parts in a folder in workers of Ray: python on_ray.py FOLDER WORKERS GPUS."""
+"""Run a command in workers of Ray, in one job: python on_ray.py WORKERS GPUS COMMAND."""
 
+import os
 import socket
+import subprocess
 import sys
 
 import ray
-from train_parts import main
 
-folder, count, gpus = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+count, gpus, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+folder = os.getcwd()
 
 
-@ray.remote(num_gpus=gpus)
+@ray.remote(num_cpus=0, num_gpus=gpus)
 class Worker:
-    """A process of the job."""
+    """A process of the job, with its GPUs."""
 
     def address(self):
         """Return an address of this host with a free port."""
@@ -19,13 +21,14 @@ class Worker:
             free.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
-    def train(self, address, number):
-        """Join the other workers, and train with them."""
-        cluster = {"coordinator_address": address, "num_processes": count, "process_id": number}
-        return main(folder, **cluster)
+    def run(self, address, number):
+        """Run the command, which joins the other workers; return its exit code."""
+        job = {"COORDINATOR": address, "PROCESSES": str(count), "JOB_COMPLETION_INDEX": str(number)}
+        return subprocess.run(command, env=os.environ | job, cwd=folder, check=False).returncode
 
 
 ray.init()
 workers = [Worker.remote() for _ in range(count)]
-address = ray.get(workers[0].address.remote())
-print(ray.get([worker.train.remote(address, i) for i, worker in enumerate(workers)]))
+address, *_ = ray.get([worker.address.remote() for worker in workers])  # all are placed
+codes = ray.get([worker.run.remote(address, i) for i, worker in enumerate(workers)])
+sys.exit(f"exit codes of the workers: {codes}" if any(codes) else 0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flax_layers.training.config.settings import settings
 from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe
 from flax_layers.training.models import RECIPES, TASKS, Recipe, command_name
 from flax_layers.training.options import add_devices, add_settings, groups_of
+from flax_layers.training.processes import initialize
 from flax_layers.training.run_links import run_links
 from flax_layers.training.run_nodes import run_train
 from flax_layers.training.sources import add_table_options
@@ -62,9 +64,12 @@ EXAMPLES = {
 class _ModelParser(Parser):
     """Parser of a model's command, which takes no argument without an option's name."""
 
+    _words: Sequence[str] = ()
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
+        self._words = list(args or ())
         parsed, extra = super().parse_known_args(args, namespace)
         usage = f"{self.prog} --data {extra[0] if extra else 'FILE|FOLDER'}"
         if extra and extra[0].startswith("-"):
@@ -83,6 +88,13 @@ class _ModelParser(Parser):
         if parsed.data is None:
             self.exit(2, f"jax-gnn: error: --data is needed: {usage}\n")
         return parsed, extra
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if status and "--distributed" in self._words:
+            # The others wait for a process that never joined; one that leaves ends them.
+            with contextlib.suppress(Exception):
+                initialize()
+        super().exit(status, message)
 
 
 class _TaskAction(_SubParsersAction):
@@ -216,3 +228,4 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
         _add_data(groups["data"], "an .npz file or a folder in a raw format", "edges")
     add_table_options(groups["data"])
     add_settings(recipe.config, groups)
+    add_devices(groups["execution"], distributed=True)

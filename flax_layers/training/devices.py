@@ -8,22 +8,23 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flax_layers.training.config.nodes import TrainConfig
+from flax_layers.training.config.optimizer import OptimizerConfig
 from flax_layers.training.models import RECIPES, Recipe, Structure, command_name
-from flax_layers.training.processes import processes_of
 from flax_layers.training.types import Method, PyTree
 from jax_gnn.datasets import HypergraphDataset
 from jax_gnn.extend import check_integer
-from jax_gnn.sharding import shard_graph
+from jax_gnn.sharding import ShardedGraph, shard_graph
 
 AXIS = "nodes"
 REPLICATED: Any = PartitionSpec()
 
 
-def check_devices(config: TrainConfig, devices: int) -> None:
+def check_devices(config: OptimizerConfig, devices: int) -> None:
     """Check that there are enough devices, and that they can share a training or a prediction.
 
     Raises:
@@ -34,9 +35,9 @@ def check_devices(config: TrainConfig, devices: int) -> None:
         raise ValueError(f"devices must be a number from 1, got {devices}")
     if devices == 1:
         return
-    recipe = RECIPES[config.model]
+    recipe = RECIPES.get(config.model)  # none for links, all of whose encoders take parts
     obstacle = ""
-    if not takes_parts(recipe):
+    if recipe is not None and not takes_parts(recipe):
         models = (
             name
             for name, candidate in RECIPES.items()
@@ -45,10 +46,6 @@ def check_devices(config: TrainConfig, devices: int) -> None:
         obstacle = f"takes no part of a hypergraph, as {', '.join(models)} do"
     elif getattr(config, "edge_time", False):
         obstacle = "samples edges up to each node's time"
-    elif (recipe.structure is None or getattr(config, "batch_size", None)) and (
-        len(processes_of(devices)) > 1
-    ):
-        obstacle = "takes batches on devices of one process"
     if obstacle:
         raise ValueError(
             f"devices must be 1: {command_name(config.model)} {obstacle}; got {devices}"
@@ -101,10 +98,10 @@ def deal_groups(tree: PyTree, mesh: Mesh) -> PyTree:
     spec: Any = PartitionSpec
     sharding, count = NamedSharding(mesh, spec(None, AXIS)), mesh.size
 
-    def deal(array: Array) -> PyTree:
-        return jax.device_put(array.reshape(-1, count, *array.shape[1:]), sharding)
+    def deal(array: Array) -> Array:
+        return array.reshape(-1, count, *array.shape[1:])
 
-    return jax.tree.map(deal, tree)
+    return place(jax.tree.map(deal, tree), sharding)
 
 
 def replicated(data: PyTree) -> NamedSharding | None:
@@ -117,17 +114,77 @@ def replicated(data: PyTree) -> NamedSharding | None:
 
 def replicate(tree: PyTree, data: PyTree) -> PyTree:
     """Return arrays that all processes have, on all devices of the data's mesh; else unchanged."""
-    sharding = replicated(data)
+    return place(tree, replicated(data))
+
+
+def place(tree: PyTree, sharding: NamedSharding | None) -> PyTree:
+    """Put arrays that all processes have on the devices of a sharding, or of None, the default.
+
+    Each process puts the pieces of its own devices there, and compares nothing with the others.
+    """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
-    def place(array: Any) -> Any:
+    def put(array: Any) -> Any:
         if getattr(array, "sharding", None) == sharding:
             return array
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             implementation = jax.random.key_impl(array)
-            return jax.random.wrap_key_data(place(jax.random.key_data(array)), impl=implementation)
+            return jax.random.wrap_key_data(put(jax.random.key_data(array)), impl=implementation)
         values = np.asarray(array)
         return jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
 
-    return jax.tree.map(place, tree)
+    return jax.tree.map(put, tree)
+
+
+class SplitEncoder(nnx.Module):
+    """Encoder of a split graph whose results are those of the whole graph, on all devices.
+
+    Its calls take a `ShardedGraph`, features of nodes as of its `shard` or of the whole graph,
+    perhaps embeddings of relations, and perhaps weights of the whole graph's edges.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        self.encoder = encoder
+        self.takes_relations = getattr(encoder, "takes_relations", False)
+
+    def __call__(
+        self,
+        graph: ShardedGraph,
+        x: Array,
+        *relations: Array,
+        edge_weight: Array | None = None,
+        **dropout: Any,
+    ) -> Any:
+        """Return the rows of all nodes, and perhaps of all relations."""
+        rows = x if x.shape[:2] == graph.node_ids.shape else graph.shard(x)
+        copies = [jnp.broadcast_to(z, (graph.num_parts, *z.shape)) for z in relations]
+        weights = () if edge_weight is None else (graph.shard_edges(edge_weight),)
+        results = graph.apply(self.encoder, rows, *copies, *weights, **dropout)
+        nodes, *copies = results if self.takes_relations else (results,)
+        # One all-gather, then each device brings the rows into the order of the graph.
+        whole = NamedSharding(graph.mesh, REPLICATED)
+        places = jax.lax.with_sharding_constraint(graph.places.ravel(), whole)
+        nodes = jax.lax.with_sharding_constraint(merge_devices(nodes), whole)
+        nodes = nodes[places[: graph.num_nodes]]
+        return (nodes, copies[0][0]) if self.takes_relations else nodes
+
+
+def deal_rows(graph: Any, array: Array, axis: int = 0) -> Array:
+    """Split an axis over the devices of a split graph; return the array as it is for others.
+
+    It is a constraint on what each device computes, and not on the length of the axis.
+    """
+    if not isinstance(graph, ShardedGraph):
+        return array
+    spec: Any = PartitionSpec
+    sharding = NamedSharding(graph.mesh, spec(*[None] * axis, AXIS))
+    dealt: Array = jax.lax.with_sharding_constraint(array, sharding)
+    return dealt
+
+
+def gather(array: Array) -> Array:
+    """Return an array whose rows this process has all, whichever processes have them."""
+    if array.is_fully_addressable:
+        return array
+    return jnp.asarray(process_allgather(array, tiled=True))

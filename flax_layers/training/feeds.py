@@ -27,6 +27,7 @@ from flax_layers.training.devices import (
     deal_groups,
     merge_devices,
     mesh_of,
+    place,
     shard_inputs,
 )
 from flax_layers.training.epochs import Data, Sample, evaluation_data
@@ -193,7 +194,7 @@ class ManyGraphs(Feed):
         if self._mesh is None:
             return jnp.asarray(rows)
         rows = rows.reshape(-1, self._mesh.size * rows.shape[1], *rows.shape[2:])
-        placed: Array = jax.device_put(rows, NamedSharding(self._mesh, REPLICATED))
+        placed: Array = place(rows, NamedSharding(self._mesh, REPLICATED))
         return placed
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
@@ -259,7 +260,7 @@ class SampledNodes:
         self._place = jnp.asarray
         if self._mesh is not None:
             replicated = NamedSharding(self._mesh, REPLICATED)
-            self._place = functools.partial(jax.device_put, device=replicated)
+            self._place = functools.partial(place, sharding=replicated)
             self.graph, self.inputs = self._place((self.graph, self.inputs))
 
     def _estimate_capacity(self, split: Split) -> tuple[int, ...] | None:

@@ -27,10 +27,11 @@ from flax_layers import (
 )
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.data import data_error, node_features, settled, settled_direction
+from flax_layers.training.devices import SplitEncoder, deal_rows, replicate, shard_inputs
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.models import check_kind, graph_of
 from flax_layers.training.resume import write_arrays
-from flax_layers.training.types import PyTree
+from flax_layers.training.types import Method, PyTree
 from jax_gnn import RelationalGraph
 from jax_gnn.datasets import (
     GraphDataset,
@@ -39,6 +40,7 @@ from jax_gnn.datasets import (
     split_edges,
     with_split_edges,
 )
+from jax_gnn.sharding import ShardedGraph
 
 PARTS = ("train", "val", "test")
 _ARRAYS = ("nodes", "relations", "known")  # of the file of an index, by field
@@ -112,6 +114,15 @@ def link_graph(dataset: RelationalDataset) -> RelationalGraph:
         num_relations=dataset.num_relations,
         inverse=True,
     )
+
+
+def _place(graph: Any, x: Any, whole: PyTree, devices: int, method: Method) -> tuple[Any, ...]:
+    """Place a graph, the features of its nodes, or None, and arrays that all devices have whole."""
+    if devices == 1:
+        placed: tuple[Any, ...] = jax.device_put((graph, x, whole))
+        return placed
+    sharded, x = shard_inputs(graph, [x], devices, method)
+    return sharded, x, replicate(whole, sharded)
 
 
 # --- Edges with relations -------------------------------------------------------------------------
@@ -199,7 +210,7 @@ def _loss(
     )
     if settings.loss != "negatives":
         return one_vs_all_loss(
-            decoded @ nodes.T,
+            deal_rows(graph, decoded) @ nodes.T,
             batch.rows,
             batch.objects,
             kind=settings.loss,
@@ -208,8 +219,8 @@ def _loss(
     valid = (batch.rows >= 0)[:, None]
     size = len(batch.rows), settings.num_negatives
     candidates = jax.random.randint(negative_key, size, 0, len(nodes))
-    candidates = jnp.concatenate([batch.objects[:, None], candidates], 1)
-    scores = jnp.einsum("af,anf->an", decoded[batch.rows], nodes[candidates])
+    candidates = deal_rows(graph, jnp.concatenate([batch.objects[:, None], candidates], 1))
+    scores = jnp.einsum("af,anf->an", decoded[deal_rows(graph, batch.rows)], nodes[candidates])
     # Padding gets the scores of a certain fact, whose loss is 0, and the mean is over valid rows.
     certain = jnp.array([[jnp.inf] + [-jnp.inf] * settings.num_negatives], scores.dtype)
     scores = jnp.where(valid, scores, certain)
@@ -264,12 +275,13 @@ class FactTask:
         """Graph of the training edges and their inverses."""
         return link_graph(self.dataset)
 
-    def data(self, model: LinkPredictor) -> PyTree:
-        """Return all inputs of a step beside its batch."""
+    def data(self, model: LinkPredictor, devices: int = 1, method: Method = "auto") -> PyTree:
+        """Return all inputs of a step beside its batch, on devices that each have a part."""
         # The factors of edges follow from degrees alone, and are computed once.
         self._queries = _Queries.of(self.graph)
         weight = model.encoder.convolutions[0].factors(self.graph)
-        return jax.device_put((self.graph, self._queries, weight))
+        graph, _, whole = _place(self.graph, None, (self._queries, weight), devices, method)
+        return graph, *whole
 
     @property
     def steps(self) -> int:
@@ -284,6 +296,8 @@ class FactTask:
 
     def loss(self, model: LinkPredictor, data: PyTree, batch: _Batches, key: Array) -> Array:
         """Return the loss of a step."""
+        if isinstance(data[0], ShardedGraph):
+            model.encoder = SplitEncoder(model.encoder)
         return _loss(self.config, model, data, batch, key)
 
     def ranks(self, model: LinkPredictor, part: str) -> Array:
@@ -366,9 +380,9 @@ class EdgeTask:
         """Numbers of edges that are trained on, validate and test."""
         return [ids.shape[1] for ids in (self.split.train, self.split.valid, self.split.test)]
 
-    def data(self, model: GAE) -> PyTree:
-        """Return all inputs of a step beside its batch."""
-        return jax.device_put((self.split.train_graph, self.x, self.split.train))
+    def data(self, model: GAE, devices: int = 1, method: Method = "auto") -> PyTree:
+        """Return all inputs of a step beside its batch, on devices that each have a part."""
+        return _place(self.split.train_graph, self.x, self.split.train, devices, method)
 
     def batches(self, rng: np.random.Generator) -> np.ndarray:
         """Return the pairs without an edge of an epoch, which is one step."""
@@ -377,7 +391,10 @@ class EdgeTask:
     def loss(self, model: GAE, data: PyTree, batch: Array, key: Array) -> Array:
         """Return the loss of a step."""
         graph, x, edges = data
-        return model.loss(graph, x, edges, batch, deterministic=False, rngs=key)
+        if isinstance(graph, ShardedGraph):
+            model.encoder = SplitEncoder(model.encoder)
+        pairs = (deal_rows(graph, ids, 1) for ids in (edges, batch))
+        return model.loss(graph, x, *pairs, deterministic=False, rngs=key)
 
     def _embeddings(self, model: GAE, part: str) -> Array:
         graph = self.split.test_graph if part == "test" else self.split.train_graph

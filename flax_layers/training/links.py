@@ -35,6 +35,7 @@ from flax_layers.training.data import (
     settled_direction,
     warn,
 )
+from flax_layers.training.devices import check_devices, replicate, replicated
 from flax_layers.training.epochs import adam, implementation_context
 from flax_layers.training.link_models import make_link_model
 from flax_layers.training.link_tasks import (
@@ -48,7 +49,7 @@ from flax_layers.training.link_tasks import (
 )
 from flax_layers.training.predictor import Predictor, Preprocessing
 from flax_layers.training.resume import StateFile, fill, leaves
-from flax_layers.training.types import PyTree, block_until_ready
+from flax_layers.training.types import Method, PyTree, block_until_ready
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -413,6 +414,8 @@ def train_links(
     dataset: NodeDataset,
     config: LinkConfig,
     *,
+    devices: int = 1,
+    method: Method = "auto",
     on_epoch: Callable[[LinkReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -434,6 +437,10 @@ def train_links(
             `GraphDataset`. Else the split is random, of the settings' shares and seed: see
             `jax_gnn.datasets.with_split_edges` and `split_edges`.
         config: Settings; their class says which encoder.
+        devices: Number of devices that share the training graph, each with a part of it, and the
+            scores of a step: the first of `jax.devices()`. But for dropout, which differs, losses
+            are those of one device to rounding. Each process validates and tests on one device.
+        method: Assignment of nodes to devices, see `jax_gnn.sharding.shard_graph`.
         on_epoch: Called after each epoch.
         state: File for the state of the training, as of `train`.
         resume: Whether to continue from that file, as of `train`; times are those of all epochs.
@@ -445,19 +452,21 @@ def train_links(
     Raises:
         TypeError: The dataset or the configuration is of another kind.
         ValueError: The dataset lacks a part of the split, or features, or is too small to split; or
-            the state is of other settings or data, or exists without `resume`.
+            the state is of other settings or data, or exists without `resume`; or there are fewer
+            devices.
         OSError: The state cannot be written, as the disk is full; an earlier state stays whole.
     """
     import optax  # part of the extra "train"
 
     task: Any = link_task(dataset, settled_direction(dataset, config, warn))
+    check_devices(config, devices)
     model = make_link_model(config, **task.sizes)
     graphdef, *states = nnx.split(model, nnx.Param, ...)
     params, constants = states
-    data = task.data(model)  # on the device once
+    data = task.data(model, devices, method)  # on the devices once
     optimizer = adam(config.rates(task.steps))
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=replicated(data))
     def run_epoch(
         state: PyTree, batches: PyTree, keys: Array, data: PyTree
     ) -> tuple[PyTree, Array]:
@@ -474,6 +483,10 @@ def train_links(
 
         return jax.lax.scan(step, state, (batches, keys))
 
+    def on_one(params: PyTree) -> PyTree:
+        """Return parameters on the default device."""
+        return params if devices == 1 else jax.tree.map(jnp.asarray, jax.device_get(params))
+
     # Parameters and moments of the latest step, and the parameters of the best validation.
     learned = params, optimizer.init(params), params
     rng = np.random.default_rng(config.seed)
@@ -483,11 +496,14 @@ def train_links(
     records |= {"compile_seconds": 0.0, "best": -1.0, "rng": rng.bit_generator.state}
     compiled: dict[Any, Any] = {}
     path = None if state is None else Path(state)
-    progress = StateFile(path, task.config, fingerprint(task.dataset), resume=resume)
+    progress = StateFile(
+        path, task.config, fingerprint(task.dataset), resume=resume, devices=devices
+    )
     if progress.arrays:
         records = json.loads(str(progress.arrays["records"]))
         rng.bit_generator.state = records["rng"]
         learned = fill(learned, progress.arrays, "learned")
+    progress.check_progress(len(records["losses"]))
     with implementation_context(config.implementation), progress:
         for epoch in range(len(records["losses"]), config.epochs):
             if _has_stopped(records["validations"], task.best_by, config.early_stopping):
@@ -498,7 +514,7 @@ def train_links(
             steps = shapes[0][0]
             keys = jax.random.split(jax.random.fold_in(key, epoch), steps)
             params, moments, best_params = learned
-            arguments = (params, moments), batches, keys, data
+            arguments = (*replicate(((params, moments), batches, keys), data), data)
             start = time.perf_counter()
             if shapes not in compiled:
                 compiled[shapes] = run_epoch.lower(*arguments).compile()
@@ -510,7 +526,7 @@ def train_links(
             metrics = None
             if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
                 start = time.perf_counter()
-                metrics = task.metrics(nnx.merge(graphdef, params, constants), "val")
+                metrics = task.metrics(nnx.merge(graphdef, on_one(params), constants), "val")
                 records["evaluations"].append(time.perf_counter() - start)
                 records["validations"].append((epoch + 1, metrics))
                 if metrics[task.best_by] > records["best"]:
@@ -522,7 +538,7 @@ def train_links(
             progress.keep({"records": snapshot, **leaves(learned, "learned")})
             if on_epoch is not None:
                 on_epoch(LinkReport(epoch, records["losses"][-1], metrics))
-        nnx.update(model, learned[2])
+        nnx.update(model, on_one(learned[2]))
         test, index = task.metrics(model, "test"), task.index(model)
     model.eval()
     numbering = Numbering.of(dataset)

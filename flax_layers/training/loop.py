@@ -122,6 +122,7 @@ def train(
 
     path = None if state is None else Path(state)
     progress = SplitsState(path, config, fingerprint(dataset), resume=resume, devices=devices)
+    progress.check_progress(progress.split, progress.epoch)
     best, errors = Best(), progress.errors()
     if progress.arrays:
         runners = [runner for i, runner in enumerate(runners) if f"{i}/curves/0" in progress.arrays]

@@ -33,12 +33,7 @@ def join(args: argparse.Namespace) -> Iterator[None]:
         args.devices = args.devices or 1
         yield
         return
-    try:
-        jax.distributed.initialize(**_job(), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
-    except ValueError as error:
-        raise ValueError(
-            f"--distributed needs a job of SLURM or Open MPI, or {', '.join(VARIABLES[0])}: {error}"
-        ) from error
+    initialize()
     args.devices = args.devices or jax.device_count()
     used, count = len(processes_of(args.devices)), jax.process_count()
     if used < count:
@@ -52,6 +47,20 @@ def join(args: argparse.Namespace) -> Iterator[None]:
             stack.enter_context(contextlib.redirect_stdout(null))
             stack.enter_context(contextlib.redirect_stderr(null))
         yield
+
+
+def initialize() -> None:
+    """Call `jax.distributed.initialize` for the job of the environment.
+
+    Raises:
+        ValueError: The environment describes no job.
+    """
+    try:
+        jax.distributed.initialize(**_job(), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    except ValueError as error:
+        raise ValueError(
+            f"--distributed needs a job of SLURM or Open MPI, or {', '.join(VARIABLES[0])}: {error}"
+        ) from error
 
 
 def _job() -> dict[str, Any]:

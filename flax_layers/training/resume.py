@@ -39,24 +39,35 @@ class StateFile:
     Order and samples of batches follow from seed and epoch, so they are no part of it. At the end
     of a ``with`` block, also by an interruption, the latest state is written; `remove` removes it.
 
+    Where the devices are of several processes, all read the file, and the first writes it.
+
     Args:
         path: The file; None writes no file.
         config: Settings of the training.
         data: Identity of its dataset.
         resume: Whether to continue from the file.
+        devices: Number of devices that train together, the first of `jax.devices()`.
 
     Attributes:
         arrays: State that was read, by name; empty at the start of a training.
 
     Raises:
         ValueError: The file exists and `resume` is not set; or it holds a training with other
-            settings or data, or none.
+            settings or data, or none; or settings or data differ between processes.
     """
 
     def __init__(
-        self, path: Path | None, config: Config, data: Fingerprint, *, resume: bool
+        self,
+        path: Path | None,
+        config: Config,
+        data: Fingerprint,
+        *,
+        resume: bool,
+        devices: int = 1,
     ) -> None:
         self._path = path
+        self._is_shared = len(processes_of(devices)) > 1
+        self._is_writer = path is not None and not (self._is_shared and jax.process_index())
         self._pending: dict[str, object] | None = None
         self._written_at = time.monotonic()
         self.arrays: dict[str, np.ndarray] = {}
@@ -64,8 +75,15 @@ class StateFile:
         fields, options = dataclasses.asdict(config), settings(type(config))
         chosen = {"model": config.model} | {name: fields.pop(name) for name in options}
         self._identity = json.dumps({"settings": chosen, "data": {**data._asdict(), **fields}})
-        if path is None or not path.exists():
-            return
+        if path is not None and path.exists():
+            self._read(path, resume)
+        if self._is_shared:
+            check_same(
+                "settings and data must be the same in all processes",
+                zlib.crc32(self._identity.encode()),
+            )
+
+    def _read(self, path: Path, resume: bool) -> None:
         if not resume:
             raise ValueError(
                 f"{path} has the state of an interrupted training: go on with it by resume=True, "
@@ -81,12 +99,20 @@ class StateFile:
         if differences:
             raise ValueError(f"{path} is of a training with {differences}")
 
+    def check_progress(self, *numbers: int) -> None:
+        """Raise a ValueError on every process if what they have read ends at other epochs."""
+        if self._is_shared:
+            check_same(
+                f"state {self._path} must be one file that all processes see, with one epoch",
+                *numbers,
+            )
+
     def keep(self, arrays: Mapping[str, object]) -> None:
         """Store arrays, numbers, text and dictionaries, which are written as JSON.
 
         The state is written now or later, so nothing of it may change afterwards.
         """
-        if self._path is None:
+        if not self._is_writer:
             return
         self._pending = {"identity": self._identity, **arrays}
         if time.monotonic() >= self._written_at + EVERY:
@@ -121,7 +147,7 @@ class StateFile:
 
     def remove(self) -> None:
         """Remove the file of a training whose results are kept elsewhere."""
-        if self._path is not None:
+        if self._path is not None and self._is_writer:
             self._path.unlink(missing_ok=True)
 
 
@@ -130,40 +156,7 @@ class SplitsState(StateFile):
 
     It has the number of the split and its next epoch, each runner's parameters, moments, best
     variables and curves, and the best of the earlier splits.
-
-    Where the devices are of several processes, all read the file, and the first writes it.
-
-    Args:
-        path: As of `StateFile`, and likewise the others.
-        devices: Number of devices that train together, the first of `jax.devices()`.
-
-    Raises:
-        ValueError: As of `StateFile`; or settings, data or state differ between processes.
     """
-
-    def __init__(
-        self,
-        path: Path | None,
-        config: Config,
-        data: Fingerprint,
-        *,
-        resume: bool,
-        devices: int = 1,
-    ) -> None:
-        super().__init__(path, config, data, resume=resume)
-        if len(processes_of(devices)) == 1:
-            return
-        check_same(
-            "settings and data must be the same in all processes",
-            zlib.crc32(self._identity.encode()),
-        )
-        check_same(
-            f"state {path} must be one file that all processes see, with one split and epoch",
-            self.split,
-            self.epoch,
-        )
-        if jax.process_index():
-            self._path = None
 
     @property
     def split(self) -> int:

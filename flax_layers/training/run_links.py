@@ -6,12 +6,14 @@ import argparse
 import sys
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 
 from flax_layers.training import options, report
 from flax_layers.training.baselines import link_baselines, verdict
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.data import settled_direction
+from flax_layers.training.devices import check_devices
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import (
     EdgeTask,
@@ -23,6 +25,7 @@ from flax_layers.training.link_tasks import (
 from flax_layers.training.links import LinkResult, train_links
 from flax_layers.training.models import command_name
 from flax_layers.training.plot import plot_link_curves
+from flax_layers.training.processes import join
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, versions
 from jax_gnn.datasets import NodeDataset
@@ -50,6 +53,7 @@ def _results(
     result: LinkResult,
     baselines: Mapping[str, dict[str, float]],
     step_seconds: float,
+    num_devices: int,
 ) -> dict[str, object]:
     """Return the contents of results.json."""
     fields = ("num_nodes", "num_edges", "num_relations", "num_features")
@@ -62,6 +66,8 @@ def _results(
         "config": options.option_values(result.trained.config),
         "versions": versions(),
         "devices": devices(),
+        "devices_used": num_devices,
+        "processes": jax.process_count(),
         "loss": result.losses.tolist(),
         "validations": [
             {"epoch": epoch, **metrics}
@@ -78,6 +84,11 @@ def _results(
 
 def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     """Train on the data that the command names, and write and print the results."""
+    with join(args):
+        return _run_links(recipe, args)
+
+
+def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     options.require("training", options.TRAIN_EXTRA)
     config = options.settings_of(recipe.config, args)
     with report.blame_data():
@@ -86,12 +97,22 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     config = settled_direction(dataset, config, options.print_direction)
     _print_split(recipe, config, dataset, task)
     options.print_data_notes(dataset, config, task.config)
+    # Errors of options come before the folder is made.
+    num_devices, method = args.devices, options.method_of(args, dataset)
+    check_devices(config, num_devices)
     folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
     bar = report.LinkProgress(config, task.best_by)
     with report.suggest_resume(args), report.blame_output(folder):
         with bar as progress:
             result = train_links(
-                dataset, config, on_epoch=progress, state=state, resume=args.resume, keep_state=True
+                dataset,
+                config,
+                devices=num_devices,
+                method=method,
+                on_epoch=progress,
+                state=state,
+                resume=args.resume,
+                keep_state=True,
             )
         baselines = link_baselines(task) if isinstance(task, EdgeTask) else {}
         seconds = float(np.median(result.step_seconds))
@@ -100,7 +121,7 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
             folder,
             result.trained,
             lambda model: model.table(dataset).values(),
-            _results(dataset, task, result, baselines, seconds),
+            _results(dataset, task, result, baselines, seconds, num_devices),
             lambda plot: plot_link_curves(result, plot, title=title, baselines=baselines),
         )
     rows = {"validation": result.valid[result.best], "test": result.test, **baselines}

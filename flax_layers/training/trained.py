@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from flax_layers import HeteroModel, Stack
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
@@ -34,8 +34,10 @@ from flax_layers.training.devices import (
     AXIS,
     REPLICATED,
     check_devices,
+    gather,
     merge_devices,
     mesh_of,
+    place,
     shard_inputs,
 )
 from flax_layers.training.graphs import all_groups, connected, stack_batches, to_device
@@ -341,13 +343,14 @@ class TrainedModel(Predictor):
                 )
                 mesh = mesh_of(devices)
                 graphdef, *arrays = self._parts()
-                arrays = jax.device_put(arrays, NamedSharding(mesh, REPLICATED))
+                arrays = place(arrays, NamedSharding(mesh, REPLICATED))
+                values, named = place((values, named), NamedSharding(mesh, PartitionSpec(AXIS)))
 
                 def predict(graph: PyTree, x: Array, *, arrays: PyTree, **named: Array) -> PyTree:
                     return apply_model(graphdef, *arrays, {"graph": graph, "x": x, **named})
 
                 logits = apply_on_devices(predict, mesh, AXIS, values, named, arrays=arrays)
-                logits = merge_devices(logits)
+                logits = merge_devices(gather(logits))
             else:
                 logits = self(graph, x, **named)
         if isinstance(graph, ShardedGraph):

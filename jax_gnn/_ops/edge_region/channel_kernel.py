@@ -192,7 +192,7 @@ class _Text:
             acc=self.acc,
             words=tuple(self.words),
             exact=False,
-            cost=sum(body.work for body in bodies),
+            cost=WARP * self.tiles * sum(body.work for body in bodies),
             copies=self.copies,
         )
 

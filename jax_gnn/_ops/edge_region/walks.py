@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype
 from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.cuda_text import WARP, has_tiles, on_tensor_cores
@@ -43,6 +43,10 @@ EXACT_FLOPS = 7.0
 # registers, and where a block has them.
 _OWN_OUTER, _SHARED_OUTER = 1.5, 4.0
 _FLOPS_PER_BYTE = 45  # that take the time of a byte
+_STORED = 0.5  # of the time of a byte: one that a walk writes for another alone
+_OPERATION = 7.8  # flops that take the time of a lane's operation; fitted to ten walks on an H200
+_LAUNCH = 20_000  # flops that one more walk must save: 3 µs for 20,000 entries
+_NARROW = 16  # numbers of a row that lanes with parts of wide rows compute as a whole
 _WIDE = 2.0  # where values too wide for registers are computed again by each of their readers
 _BUSY_WARPS = 8  # that keep a multiprocessor's matrix units as busy as they get
 
@@ -72,13 +76,15 @@ def walks_of(program: RowProgram, edges_by_col: bool) -> list[Walk]:
     """Split a program into walks: results by row and over all by row, results by column by column.
 
     The walk that stores results by entry comes first; the second one reads them, or masks, where
-    that takes fewer bytes. Sums of products over all entries may have a walk of their own between.
+    that takes fewer bytes. Sums of products over all entries may have a walk of their own between,
+    and functions of few numbers one ahead, which lanes of wide rows would all compute again.
 
     Args:
         program: The program.
         edges_by_col: Whether the entries of columns, not those of rows, are in the edges' order.
     """
     program = simplified(program)
+    num_results = len(program.outputs)
     by_row: list[int] = []
     by_col: list[int] = []
     for i, output in enumerate(program.outputs):
@@ -87,18 +93,26 @@ def walks_of(program: RowProgram, edges_by_col: bool) -> list[Walk]:
     first, second = (by_col, by_row) if edges_by_col else (by_row, by_col)
     best, shortest, error = list[Walk](), math.inf, None
     program, sums = _with_stored_sums(program, first)
-    splits = _splits(program, first, sums, second, edges_by_col)
-    drafts = [_walks_in_turn(split) for split in splits]
-    drafts.sort(key=_least_time)
-    for draft in drafts:
-        if _least_time(draft) >= shortest:
+    drafts = [(0, _walks_in_turn(x)) for x in _splits(program, first, sums, second, edges_by_col)]
+    functions = _repeated_functions(program)
+    if functions:
+        outputs = (*program.outputs, *(Output(i, "edge", "none") for i in functions))
+        stored = list(range(len(program.outputs), len(outputs)))
+        program = replace(program, outputs=outputs)
+        for split in _splits(program, first, sums, second, edges_by_col):
+            groups = [(stored, edges_by_col), *split.groups]
+            drafts.append((_LAUNCH, _walks_in_turn(split._replace(groups=groups))))
+    drafts.sort(key=lambda draft: draft[0] + _least_time(draft[1]))
+    for launch, draft in drafts:
+        if launch + _least_time(draft) >= shortest:
             break  # kernels only add to it
         try:
             walks = [walk for part in draft for walk in part.feasible()]
         except Unsupported as unsupported:
             error = error or unsupported
             continue
-        time = sum(map(time_of, walks))
+        time = launch + sum(map(time_of, walks))
+        time += _STORED * _FLOPS_PER_BYTE * sum(_bytes_stored(walk, num_results) for walk in walks)
         if time < shortest:
             best, shortest = walks, time
     if error is not None and not best:
@@ -144,6 +158,25 @@ def _splits(
                 groups = [(group, by_col) for group in (rest, *parts)]
                 groups += [(stored_sums, by_col), (second, not by_col)]
                 yield _Split(extended, groups)
+
+
+def _repeated_functions(program: RowProgram) -> list[int]:
+    """Return slow functions of few numbers that wide rows are computed from, as a whole."""
+    if has_tiles(program):
+        return []
+    first, found = len(program.inputs), dict[int, None]()
+    is_narrow = [x.access == "shared" or x.width <= _NARROW for x in program.inputs]
+    is_slow = [False] * first
+    for step in program.instructions:
+        for i in step.operands:
+            if step.width > _NARROW and is_narrow[i] and is_slow[i]:
+                while i >= first and program.instructions[i - first].name == "take":
+                    (i,) = program.instructions[i - first].operands
+                if program.varies[i] and program.values[i].width <= _MAX_SHORT:
+                    found[i] = None
+        is_narrow.append(step.width <= _NARROW and all(is_narrow[i] for i in step.operands))
+        is_slow.append(step.name in SLOW or any(is_slow[i] for i in step.operands))
+    return [i for i in found if program.values[i].dtype in FLOATS]
 
 
 class _Draft(NamedTuple):
@@ -241,7 +274,9 @@ def _by_product(program: RowProgram, sums: Sequence[int]) -> list[list[int]]:
 def time_of(walk: Walk) -> float:
     """Return the estimated time of an entry, in flops of matrix units."""
     kernel = kernel_of(walk.program)
-    warps = kernel.blocks * kernel.threads // WARP if kernel.shared else _BUSY_WARPS
+    if not has_tiles(walk.program):
+        return max(_work(walk.program), _OPERATION * kernel.cost)
+    warps = kernel.blocks * kernel.threads // WARP
     outer = _OWN_OUTER if kernel.own_sums else _SHARED_OUTER
     return _work(walk.program, outer, max(1.0, _BUSY_WARPS / warps))
 
@@ -271,9 +306,21 @@ def _arithmetic(program: RowProgram, outer: float) -> float:
 
 
 def _bytes_moved(program: RowProgram) -> int:
-    """Return the bytes that an entry reads and writes."""
-    values = [program.values[x.value] for x in program.outputs if x.dest == "edge"]
-    return program.bytes_per_entry + sum(x.width * x.dtype.itemsize for x in values)
+    """Return the bytes that an entry reads and writes.
+
+    Tiles read the row that an entry is reduced into again for each entry.
+    """
+    moved = [program.values[x.value] for x in program.outputs if x.dest == "edge"]
+    if has_tiles(program):
+        moved += [x for x in (program.inputs[i] for i in program.used) if x.access == "row"]
+    return program.bytes_per_entry + sum(x.width * x.dtype.itemsize for x in moved)
+
+
+def _bytes_stored(walk: Walk, num_results: int) -> int:
+    """Return the bytes that an entry writes for later walks alone."""
+    outputs = zip(walk.results, walk.program.outputs, strict=True)
+    values = [walk.program.values[x.value] for i, x in outputs if i >= num_results]
+    return sum(x.width * x.dtype.itemsize for x in values)
 
 
 def _with_masks(
