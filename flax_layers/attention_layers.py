@@ -115,25 +115,33 @@ def _super_gat(
     dropout: Any,
 ) -> Any:
     z, t = ((x @ kernel).reshape(heads, -1) for x in (x_src, x_dst))
-
-    left = right = at_self = None
+    mixed = at_self = None
     if src_attention is not None:
-        left, right = jnp.sum(z * src_attention, -1), jnp.sum(t * dst_attention, -1)
-        at_self = right + jnp.sum(t * src_attention, -1)
-
-    def scores(logits: Array, additive: Array | None) -> Array:
-        scale = z.shape[-1] ** -0.5 if additive is None else additive
-        score = scale * (logits if additive is None else jax.nn.sigmoid(logits))
-        return jax.nn.leaky_relu(score, negative_slope)[:, None]
-
-    additive = None if left is None else g.src(left) + g.dst(right)
-    score = scores(jnp.sum(g.dst(t) * g.src(z), -1), additive)
+        mixed = g.src(jnp.sum(z * src_attention, -1)) + g.dst(jnp.sum(t * dst_attention, -1))
+        at_self = jnp.sum(t * (src_attention + dst_attention), -1)
+    score = _super_gat_scores(g.dst(t) * g.src(z), mixed, negative_slope)
     if add_self_loops:
-        self_score = scores(jnp.sum(t * t, -1), at_self)
+        self_score = _super_gat_scores(t * t, at_self, negative_slope)
         y = softmax_with_self(g, score, g.src(z), self_score, t, dropout)
     else:
         y = g.sum(dropout(g, g.softmax(score)) * g.src(z))
     return summed(y.reshape(-1) if concat else y.mean(0), bias)
+
+
+def _super_gat_scores(products: Array, additive: Array | None, slope: float) -> Array:
+    """Return scores of heads by dot products, scaled, or mixed with those of additive attention.
+
+    Args:
+        products: Of features of both ends, ``(heads, head)``, whose sums are the dot products.
+        additive: Additive scores, which the logistic function of the dots scales; None: only dots.
+        slope: Negative slope of the LeakyReLU.
+    """
+    dots = jnp.sum(products, -1)
+    if additive is None:
+        score = products.shape[-1] ** -0.5 * dots
+    else:
+        score = additive * jax.nn.sigmoid(dots)
+    return jax.nn.leaky_relu(score, slope)[:, None]
 
 
 @program

@@ -717,16 +717,26 @@ def _gen(
     if reduce == "softmax":
         y = g.sum(g.softmax(m * (t if learned_t is None else learned_t)) * m)
     elif reduce == "power":
-        power = p if learned_p is None else learned_p
-        y = jnp.clip(g.mean(jnp.clip(m, 1e-4, 100.0) ** power), 1e-4, 100.0) ** (1 / power)
+        y = _power_mean(g, m, p if learned_p is None else learned_p)
     else:
         y = reduced(g, m, reduce)
     if msg_norm:
-        wide = x_dst.astype(accumulator_dtype(x_dst.dtype))
-        square = jnp.sum(wide * wide, -1, keepdims=True)
-        y = unit_rows(y) * (square * inverse_root(square)).astype(y.dtype)
-        y = y if learned_scale is None else y * learned_scale
+        y = _message_norm(y, x_dst, learned_scale)
     return y + (x_dst if root is None else root(x_dst))
+
+
+def _power_mean(g: Any, messages: Array, power: Any) -> Any:
+    """Reduce messages to their mean power's root; both lie in [1e-4, 100]."""
+    mean = g.mean(jnp.clip(messages, 1e-4, 100.0) ** power)
+    return jnp.clip(mean, 1e-4, 100.0) ** (1 / power)
+
+
+def _message_norm(y: Array, x: Array, scale: Array | None) -> Array:
+    """Give messages the norm of the node's features, times a learned scale if there is one."""
+    wide = x.astype(accumulator_dtype(x.dtype))
+    square = jnp.sum(wide * wide, -1, keepdims=True)
+    y = unit_rows(y) * (square * inverse_root(square)).astype(y.dtype)
+    return y if scale is None else y * scale
 
 
 GENReduction = Literal["softmax", "power", "sum", "mean", "max", "min"]

@@ -177,6 +177,12 @@ class EGNNConv(ProgramLayer):
         return results
 
 
+def sine_basis(distance: Array, num_basis: int, cutoff: float) -> Array:
+    """Return ``sin(n pi d / cutoff) / d`` of distances ``(..., 1)``, for n up to `num_basis`."""
+    waves = (np.arange(1, num_basis + 1) * (math.pi / cutoff)).astype(distance.dtype)
+    return jnp.sin(waves * distance) / distance
+
+
 def _painn(
     g: Any,
     x_src: Node,
@@ -196,11 +202,9 @@ def _painn(
     # Messages: scalars, and vectors that are turned into the edge's direction.
     difference = g.src(pos_src) - g.dst(pos_dst)
     distance = jnp.sqrt(jnp.sum(difference**2, -1, keepdims=True) + 1e-12)
-    waves = (np.arange(1, num_basis + 1) * (math.pi / cutoff)).astype(difference.dtype)
-    basis = (jnp.sin(waves * distance) / distance).astype(x_src.dtype)
     near = cosine_cutoff(distance, cutoff).astype(x_src.dtype)
-    m = g.src(context(x_src)) * (filters(basis) * near)
-    to_x, turned, scale = jnp.split(m, 3)
+    weights = filters(sine_basis(distance, num_basis, cutoff).astype(x_src.dtype)) * near
+    to_x, turned, scale = jnp.split(g.src(context(x_src)) * weights, 3)
     direction = (difference / distance).astype(x_src.dtype)[:, None]
     x = x_dst + g.sum(to_x)
     v = vectors_dst + g.sum(g.src(vectors_src) * scale[None] + direction * turned[None])

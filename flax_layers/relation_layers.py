@@ -72,14 +72,9 @@ def _simple_hgn(
     beta: float,
     dropout: Any,
 ) -> Any:
-    z, t, r = (
-        (x @ w).reshape(heads, -1)
-        for x, w in (
-            (x_src, kernel),
-            (x_dst, kernel if dst_kernel is None else dst_kernel),
-            (embedding, relation_kernel),
-        )
-    )
+    right = kernel if dst_kernel is None else dst_kernel
+    z, t = (x_src @ kernel).reshape(heads, -1), (x_dst @ right).reshape(heads, -1)
+    r = (embedding @ relation_kernel).reshape(heads, -1)
     score = g.src((z * src_attention).sum(-1)) + g.dst((t * dst_attention).sum(-1))
     score = score + g.relation((r * relation_attention).sum(-1))
     share = dropout(g, g.softmax(jax.nn.leaky_relu(score, negative_slope)))
