@@ -13,6 +13,7 @@ from flax_layers._base import (
     Convolution,
     DropoutCall,
     TwoLayerStack,
+    check_heads,
     endpoint_sizes,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
@@ -115,14 +116,6 @@ class AttentionStack(TwoLayerStack):
 
     def _overrides(self, number: int) -> dict[str, Any]:
         return {"heads": 1} if number == self.num_layers else {}
-
-
-def check_heads(heads: int, features: int | None, name: str = "out_features") -> None:
-    """Raise ValueError for heads that do not divide the features."""
-    if features is not None and features % heads:
-        raise ValueError(
-            f"heads must divide {name}, which they share, got heads={heads} and {name}={features}"
-        )
 
 
 def dots(x: Array, vectors: Array) -> Array:

@@ -220,13 +220,8 @@ class Stack(LinearOptions):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         """Check the heads and make the layers."""
         # Convolutions check their own sizes; this error names the argument of the model.
-        heads = getattr(self, "heads", 1)
-        shares_features = isinstance(heads, int) and heads > 0 and getattr(self, "concat", True)
-        if self.num_layers > 1 and shares_features and self.hidden_features % heads:
-            raise ValueError(
-                f"heads must divide hidden_features, which they share, got {heads=} and "
-                f"hidden_features={self.hidden_features}"
-            )
+        if self.num_layers > 1 and getattr(self, "concat", True):
+            check_heads(getattr(self, "heads", 1), self.hidden_features, "hidden_features")
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
         self.input_dropout = nnx.Dropout(self.input_dropout_rate, rngs=factory.rngs)
         self.output: nnx.Linear | None = nnx.data(None)
@@ -773,3 +768,11 @@ def check_model(name: str, model: object) -> None:
     check_callable(name, model)
     if isinstance(model, type):
         raise TypeError(f"{name} must be a model, got the class {model.__name__}; make one of it")
+
+
+def check_heads(heads: int, features: int | None, name: str = "out_features") -> None:
+    """Raise ValueError for heads that do not divide the features."""
+    if features is not None and features % heads:
+        raise ValueError(
+            f"heads must divide {name}, which they share, got heads={heads} and {name}={features}"
+        )

@@ -37,13 +37,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from jax_gnn.extend import (
-    check_choice,
-    check_finite,
-    check_flag,
-    check_integer,
-    check_number,
-)
+from jax_gnn.extend import check_choice, check_finite, check_flag, check_integer, check_number
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()

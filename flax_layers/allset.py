@@ -18,12 +18,13 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import attend, attention_init, check_heads, dots
+from flax_layers._attention import attend, attention_init, dots
 from flax_layers._base import (
     DropoutCall,
     DropoutKeys,
     Stack,
     check_features,
+    check_heads,
     dropout_arguments,
     finished,
     normalized,

@@ -13,8 +13,14 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import check_heads
-from flax_layers._base import DropoutKeys, check_model, dropout_arguments, linear, promote
+from flax_layers._base import (
+    DropoutKeys,
+    check_heads,
+    check_model,
+    dropout_arguments,
+    linear,
+    promote,
+)
 from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.mlp import make_norm
 from flax_layers.norms import GraphLayerNorm, GraphNorm, check_nodes

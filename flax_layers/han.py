@@ -12,10 +12,11 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._attention import attention_init, check_heads
+from flax_layers._attention import attention_init
 from flax_layers._base import (
     DropoutKeys,
     Named,
+    check_heads,
     dropout_arguments,
     linear,
     promote,

@@ -19,7 +19,6 @@ from flax_layers._attention import (
     AttentionOptions,
     AttentionStack,
     MultiHead,
-    check_heads,
     dots,
     dropout_mask,
 )
@@ -33,6 +32,7 @@ from flax_layers._base import (
     TwoLayerStack,
     check_endpoint_features,
     check_features,
+    check_heads,
     check_types,
     destination_rows,
     dropout_arguments,
