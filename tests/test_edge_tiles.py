@@ -12,9 +12,17 @@ from op_suite import KERNELS
 from region_cases import Edges, Model
 
 from jax_gnn._core import ffi
-from jax_gnn._ops.edge_region import cuda, cuda_text, tile_codegen, tile_kernel, walks
+from jax_gnn._ops.edge_region import (
+    cuda,
+    cuda_codegen,
+    cuda_text,
+    tile_codegen,
+    tile_kernel,
+    walks,
+)
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of
 from jax_gnn._ops.edge_region.jaxpr_lowering import from_jaxpr
+from jax_gnn._ops.edge_region.row_program import Unsupported
 
 needs_cuda = pytest.mark.skipif(
     "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU"
@@ -202,7 +210,7 @@ def test_sums_over_stored_rows_are_left_to_the_second_walk():
 def hopper(monkeypatch):
     """Kernels for the shared memory of an H100, whatever machine this is."""
     monkeypatch.setattr(ffi, "shared_memory", lambda: 227 << 10)
-    caches = kernel_of, walks.walks_of
+    caches = cuda_codegen._kernel_or_reason, walks.walks_of
     for cache in caches:
         cache.cache_clear()
     yield
@@ -254,7 +262,7 @@ def test_a_gradient_alone_keeps_its_precision():
     assert "16, 16, 40, 40, true>(block" in tile_kernel.generate_tiles(walk.program).source
 
 
-def test_rows_beyond_registers_have_no_kernel():
+def test_rows_beyond_registers_have_no_kernel(monkeypatch):
     joined = Model(
         lambda x, y, w: [jnp.concatenate([x, jnp.tanh(y), y, jnp.sin(x), x * y]) @ w],
         [("row", (128,)), ("col", (128,)), ("shared", (640, 16))],
@@ -262,6 +270,11 @@ def test_rows_beyond_registers_have_no_kernel():
     )
     with pytest.raises(cuda_text.Infeasible, match="registers"):
         kernel(joined)
+    program = joined.region().program
+    for _ in range(2):  # alternatives of a plan ask again: the second time nothing is generated
+        with pytest.raises(Unsupported, match="registers"):
+            kernel_of(program)
+        monkeypatch.setattr(tile_kernel, "generate_tiles", None)
 
 
 def test_matrices_beyond_shared_memory_have_no_kernel(monkeypatch):

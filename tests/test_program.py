@@ -112,7 +112,7 @@ def test_model_with_regions(rng, model):
 @pytest.mark.parametrize("repeat", range(3))
 def test_results_do_not_depend_on_the_choice_of_regions(rng, monkeypatch, model, repeat):
     """Costs decide which regions and passes a plan has, and never its results."""
-    monkeypatch.setattr(Costs, "training", lambda costs, results: float(rng.random()))
+    monkeypatch.setattr(Costs, "training", lambda costs: float(rng.random()))
     graph = random_graph(rng, Sizes(padding=3))
     assert_same(MODELS[model], graph, random_arguments(rng, MODELS[model], graph))
 

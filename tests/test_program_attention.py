@@ -121,7 +121,7 @@ def test_near_misses_keep_their_op(monkeypatch, large, name):
 def test_near_misses_are_their_references(rng, monkeypatch, name, plan):
     """Values and gradients, in the plan of the counts, and in others: each choice is at random."""
     if plan != "counted":
-        monkeypatch.setattr(Costs, "training", lambda costs, results: float(rng.random()))
+        monkeypatch.setattr(Costs, "training", lambda costs: float(rng.random()))
         monkeypatch.setattr(Costs, "total", lambda costs, results: float(rng.random()))
         monkeypatch.setattr(relational, "table_pays", lambda *_: rng.random() < 0.8)
     model = MODELS[name][0]
@@ -175,10 +175,9 @@ def with_squares(g, x: Node, e: Edge):
 def test_one_walk_sums_exponentials_and_finds_their_maximum(monkeypatch, rng, model, num_joined):
     """But where something else reads the maximum, or the weights; and not under differentiation."""
 
-    def prefer_split(_, results):
-        return -float(
-            "softmax_exp" in [getattr(x.op, "name", "") for x in topological_order(results)]
-        )
+    def prefer_split(costs, *_):
+        names = [getattr(x.op, "name", "") for x in topological_order(costs.results)]
+        return -float("softmax_exp" in names)
 
     monkeypatch.setattr(Costs, "training", prefer_split)
     monkeypatch.setattr(Costs, "total", prefer_split)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -120,10 +120,23 @@ class Costs:
         rows = (row for row in needed_rows(results, self.matcher) if row not in maxima)
         return sum(self.of(row).time for row in rows)
 
-    def training(self, results: Sequence[Row]) -> float:
-        """Return the microseconds of all rows that results need, and of their gradients."""
-        rows = needed_rows(results, self.matcher)
-        return sum(self.of(row).time + self.gradient(row).time for row in rows)
+    def training(self) -> float:
+        """Return the microseconds of all rows that the results need, and of their gradients."""
+        return sum(map(self._training_time, self._needed))
+
+    def _training_time(self, row: Row) -> float:
+        regions, times = self.matcher.regions, self.matcher.training_times
+        # All that the choice of regions changes for a row.
+        key: Hashable = row, regions.get(row)
+        if row not in regions:
+            key = row, row in self._in_registers, *(x in regions for x in row.operands)
+        if key not in times:
+            times[key] = self.of(row).time + self.gradient(row).time
+        return times[key]
+
+    @functools.cached_property
+    def _needed(self) -> list[Row]:
+        return needed_rows(self.results, self.matcher)
 
     @functools.cached_property
     def _differentiated(self) -> frozenset[Row]:
@@ -255,13 +268,12 @@ class Costs:
     @functools.cached_property
     def _in_registers(self) -> set[Row]:
         """The rows of which XLA stores no array, as only functions in the same launch read them."""
-        rows = needed_rows(self.results, self.matcher)
         stored = set(self.results)
-        for row in reversed(rows):
+        for row in reversed(self._needed):
             is_view = isinstance(row.op, Apply) and row.op.name in ("squeeze", "reshape")
             if not self._is_elementwise(row) or (is_view and row in stored):
                 stored.update(rows_taken(row, self.matcher))
-        return set(rows) - stored
+        return set(self._needed) - stored
 
     def _whole(self, row: Row) -> Launch:
         """Return the moves of an array that is read or written once."""

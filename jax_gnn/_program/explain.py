@@ -48,7 +48,7 @@ def explain(plan: Plan, graph: Structure, passes: Sequence[str] = PASSES) -> str
     lines = [f"program {plan.traced.name} on {graph}"]
     previous = ""
     written = ("as written", list(plan.traced.results))
-    for name, results in (written, *steps(plan.traced.results, plan.passes, plan.parts)):
+    for name, results in (written, *steps(plan.traced.results, plan.passes, plan.parts, {})):
         table = table_of_rows(results, plan, lines=name == "as written")
         if table != previous:
             lines += ["", _heading(name, results, plan), table]

@@ -71,7 +71,7 @@ class Plan:
     def results(self) -> list[Row]:
         """The rewritten results."""
         if self.passes not in self.variants:
-            new = run(self.traced.results, self.passes, self.parts)
+            new = run(self.traced.results, self.passes, self.parts, self.variants)
             self.variants[self.passes] = self.variants.setdefault(content_of(new), new)
         results: list[Row] = self.variants[self.passes]
         return results
@@ -116,7 +116,7 @@ class Plan:
     @functools.cached_property
     def training_time(self) -> float:
         """Estimated microseconds of all rows and of their gradients."""
-        return self.costs.training(self.results)
+        return self.costs.training()
 
     @property
     def regions(self) -> list[EdgeRegion]:
@@ -146,7 +146,7 @@ class Plan:
     def _extra_time(self, regions: Mapping[Row, EdgeRegion]) -> float:
         matcher = _matcher(self.results, self.parts, self.passes)
         matcher.regions = regions
-        return Costs(matcher, self.results).training(self.results) - self.training_time
+        return Costs(matcher, self.results).training() - self.training_time
 
     @property
     def materialized(self) -> list[Row]:
@@ -226,7 +226,7 @@ def match_regions(
 
     def training_time(regions: Mapping[Row, EdgeRegion]) -> float:
         matcher.regions = regions
-        return Costs(matcher, results).training(results)
+        return Costs(matcher, results).training()
 
     candidates = Candidates(results, matcher, linear_maps)
     return _with_regions(matcher, choose_regions(candidates, training_time))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +266,7 @@ class Candidates:
         self._results = set(results)
         self._matcher = matcher
         self._rows = topological_order(results)
+        self._regions: dict[Hashable, EdgeRegion] = {}
         self._readers: dict[Row, list[Row]] = {row: [] for row in self._rows}
         for row in self._rows:
             for operand in row.operands:
@@ -342,7 +343,8 @@ class Candidates:
             stored = tuple(row for row in ordered if row in results)
             columns = Space.SOURCE_PAIR if set(pushes) <= set(by_pairs) else Space.NODE
             rows = Space.NODE if pushes else Space.DESTINATION_PAIR
-            region = EdgeRegion(ordered, pushes, stored, columns, rows)
+            key = ordered, pushes, stored, columns, rows
+            region = self._regions.setdefault(key, EdgeRegion(*key))
             regions |= dict.fromkeys(region.results, region)
         return regions
 

@@ -531,7 +531,7 @@ def check(seed, number):
     function = written.function()
     compiled = program(function)
     call = compiled._call(graph, (), arguments)
-    drawn_regions = mock.patch.object(Costs, "training", lambda costs, rows: float(rng.random()))
+    drawn_regions = mock.patch.object(Costs, "training", lambda costs: float(rng.random()))
     with drawn_regions if rng.random() < 0.7 else contextlib.nullcontext():
         full, _ = compiled._plan(call)
         plans = {

@@ -98,7 +98,7 @@ class _Text:
         outputs = program.outputs
         if any(x.dest == "all" or x.reduce not in ("sum", "none") for x in outputs):
             raise Infeasible("reductions of channels other than sums by row")
-        dtypes = [program.values[x.value].dtype.name for x in outputs]
+        dtypes = [program.values[x.value].dtype_name for x in outputs]
         if not set(dtypes) <= set(FLOATS):
             raise Infeasible("results that are no floats")
         self.acc = "float64" if "float64" in dtypes else "float32"
@@ -353,11 +353,11 @@ class _Body:
                 zip(step.operands, leaf.operands, strict=True)
             ):
                 if not set(polynomial) - {()}:  # a literal of its dtype
-                    dtype = self.program.values[operand].dtype.name
+                    dtype = self.program.values[operand].dtype_name
                     texts[i] = literal(np.float64(polynomial.get((), 0.0)), dtype)
             self.work += 8
             text = elementwise(self.program, step)(*texts)
-            return self._define(register_type(step.dtype.name), text)
+            return self._define(register_type(step.dtype_name), text)
         is_of_row = access in ("row", "shared") and len(self.row) < _MAX_ROW_NUMBERS
         loaded, name = (self.row, "of_row") if is_of_row else (self.entry, "entry")
         loaded.append(number)
@@ -379,9 +379,9 @@ class _Body:
             lines.append("if (!valid) return;")
             for i, leaf in enumerate(self.leaves[number] for number in leaves):
                 source = self.program.inputs[leaf.value]
-                if source.dtype.name not in (*FLOATS, "bool"):
-                    raise Infeasible(f"channels that read {source.dtype.name}")
-                kind, start = STORED_TYPES[source.dtype.name], int(leaf.indices[0])
+                if source.dtype_name not in (*FLOATS, "bool"):
+                    raise Infeasible(f"channels that read {source.dtype_name}")
+                kind, start = STORED_TYPES[source.dtype_name], int(leaf.indices[0])
                 row = f"row_of<const {kind}, {source.width}>(in.at[{leaf.value}], "
                 base = f"{row}{rows[source.access]}) + {self._index(leaf.indices - start)}"
                 if base not in pointers:
@@ -412,7 +412,7 @@ class _Body:
         while order:
             number, indices = components[order[0]]
             output = self.program.values[self.program.outputs[number].value]
-            kind = STORED_TYPES[output.dtype.name]
+            kind = STORED_TYPES[output.dtype_name]
             array = f"out{number}" if row == "row" else f"out.at[{number}]"
             to = f"row_of<{kind}, {output.width}>({array}, {row})"
             step = int(indices[1] - indices[0])

@@ -152,7 +152,7 @@ def _links(program: RowProgram, step: Instruction) -> Iterator[tuple[int, np.nda
     widths = [program.values[i].width for i in step.operands]
     match step.name:
         case "take":
-            yield step.operands[0], np.asarray(step.params, np.int64), numbers
+            yield step.operands[0], step.places, numbers
         case "concatenate":
             for operand, width, stop in zip(step.operands, widths, np.cumsum(widths), strict=True):
                 yield operand, np.arange(width), np.arange(stop - width, stop)
@@ -283,8 +283,8 @@ class Polynomials:
                     total = _sum(total, self._product(factors))
                 return total
         values = [self.of(i, indices) for i in operands]
-        dtypes = [self.program.values[i].dtype.name for i in operands]
-        if step.dtype.name in _FLOATS and all(dtype in _FLOATS for dtype in dtypes):
+        dtypes = [self.program.values[i].dtype_name for i in operands]
+        if step.dtype_name in _FLOATS and all(dtype in _FLOATS for dtype in dtypes):
             match name:
                 case "convert_element_type":
                     return values[0]

@@ -21,20 +21,28 @@ from jax_gnn._ops.edge_region.cuda_text import MAX_ARRAYS, Infeasible, Kernel, h
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 
 
-@functools.lru_cache(maxsize=1024)
 def kernel_of(program: RowProgram) -> Kernel:
     """Generate the kernel of a walk.
 
     Raises:
         Unsupported: A value, or the whole, is beyond what a kernel can hold.
     """
+    kernel = _kernel_or_reason(program)
+    if isinstance(kernel, str):
+        raise Unsupported(None, kernel)
+    return kernel
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel_or_reason(program: RowProgram) -> Kernel | str:
+    """Return the kernel, or why there is none: alternatives of a plan ask for the same ones."""
     # Generators are ten modules, which a machine without kernels of regions never needs.
     from jax_gnn._ops.edge_region.channel_kernel import generate_channels
     from jax_gnn._ops.edge_region.slot_kernel import generate_slots
     from jax_gnn._ops.edge_region.tile_kernel import generate_tiles
 
     if max(len(program.inputs), len(program.outputs)) > MAX_ARRAYS:
-        raise Unsupported(None, f"more than {MAX_ARRAYS} arrays")
+        return f"more than {MAX_ARRAYS} arrays"
     templates = [generate_tiles if has_tiles(program) else generate_slots]
     if channels_of(program) is not None:
         templates.insert(0, generate_channels)
@@ -44,4 +52,4 @@ def kernel_of(program: RowProgram) -> Kernel:
             return generate(program)
         except Infeasible as error:
             reasons.append(str(error))
-    raise Unsupported(None, reasons[0])
+    return reasons[0]

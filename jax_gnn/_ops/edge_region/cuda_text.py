@@ -5,6 +5,7 @@ Generated source contains no user strings, only numbers and what stands in these
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -143,12 +144,13 @@ def dot_sizes(program: RowProgram, step: Instruction) -> tuple[int, int]:
 
 def on_tensor_cores(program: RowProgram, step: Instruction) -> bool:
     """Whether tensor cores compute an instruction, for several entries together."""
-    if step.name not in ("dot", "outer") or step.dtype.name not in ("float32", *HALVES):
+    if step.name not in ("dot", "outer") or step.dtype_name not in ("float32", *HALVES):
         return False
     weights = step.width if step.name == "outer" else program.values[step.operands[1]].width
     return weights > MAX_UNROLLED_WEIGHTS
 
 
+@functools.lru_cache(maxsize=1024)
 def has_tiles(program: RowProgram) -> bool:
     """Whether a program has products for tensor cores, and none by channel."""
     has_products = any(on_tensor_cores(program, step) for step in program.instructions)
@@ -182,6 +184,7 @@ def needs_exact_bits(program: RowProgram) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def matrix_layout(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int, int, int]:
     """Return the input of a matrix, and the layout of its elements for ``load_matrix``.
 
@@ -192,12 +195,12 @@ def matrix_layout(program: RowProgram, dot: Instruction) -> tuple[int, int, int,
     while number >= len(program.inputs):
         step = program.instructions[number - len(program.inputs)]
         if step.name == "take":
-            places = np.asarray(step.params, np.int64)[places]
-        elif step.name != "convert_element_type" or step.dtype.name != "float32":
+            places = step.places[places]
+        elif step.name != "convert_element_type" or step.dtype_name != "float32":
             raise Infeasible("a matrix that is computed")
         number = step.operands[0]
     source = program.inputs[number]
-    if source.access != "shared" or source.dtype.name not in ("float32", *HALVES):
+    if source.access != "shared" or source.dtype_name not in ("float32", *HALVES):
         raise Infeasible(f"a matrix of {source.dtype}, by {source.access}")
     start = int(places[0])
     down = int(places[columns]) - start if inner > 1 else 0
@@ -241,7 +244,7 @@ def elementwise(program: RowProgram, step: Instruction) -> Callable[..., str]:
     Raises:
         Infeasible: There is none.
     """
-    dtypes = [program.values[i].dtype.name for i in step.operands]
+    dtypes = [program.values[i].dtype_name for i in step.operands]
     expression = _expression(step, dtypes)
     if step.name == "log1p" and dtypes[0] == "float32" and _is_softplus_term(program, step):
         return lambda x: f"log1p_of_fraction({x})"
@@ -261,7 +264,7 @@ def _is_softplus_term(program: RowProgram, step: Instruction) -> bool:
 
 def _expression(step: Instruction, dtypes: Sequence[str]) -> Callable[..., str]:
     """Return the C++ expression of an elementwise function, from those of its operands."""
-    name, dtype = step.name, step.dtype.name
+    name, dtype = step.name, step.dtype_name
     if name == "convert_element_type":
         return lambda x: rounded(f"cast<{register_type(dtype)}>({x})", dtype)
     if name == "integer_pow":
@@ -325,6 +328,12 @@ def affine(indices: np.ndarray, variable: str, step: int = 1, cast: str = "") ->
         step: Distance of places.
         cast: C++ of a conversion of places to numbers with a sign.
     """
+    return _affine(np.asarray(indices, np.int64).tobytes(), variable, step, cast)
+
+
+@functools.lru_cache(maxsize=4096)
+def _affine(index_bytes: bytes, variable: str, step: int, cast: str) -> str | None:
+    indices = np.frombuffer(index_bytes, np.int64)
     count, start = len(indices), int(indices[0])
     if (indices == start).all():
         return str(start)

@@ -31,8 +31,27 @@ abstract_row: Callable[[Sequence[int], object], jax.ShapeDtypeStruct] = jax.Shap
 """Make the abstract value of a row from its shape and dtype."""
 
 
+def _hash_once(record: Any) -> int:
+    """Return the hash of a frozen record; programs are keys of caches, and long."""
+    if "_hash" not in record.__dict__:
+        values = tuple([getattr(record, name) for name in record.__dataclass_fields__])
+        record.__dict__["_hash"] = hash(values)
+    return int(record.__dict__["_hash"])
+
+
+class _Value:
+    """Base of inputs and instructions."""
+
+    dtype: np.dtype[Any]
+
+    @functools.cached_property
+    def dtype_name(self) -> str:
+        """Name of the dtype, such as ``"float32"``, which numpy takes long to make."""
+        return str(self.dtype.name)
+
+
 @dataclass(frozen=True)
-class Input:
+class Input(_Value):
     """An operand of a program.
 
     Attributes:
@@ -44,10 +63,11 @@ class Input:
     access: Access
     width: int
     dtype: np.dtype[Any]
+    __hash__ = _hash_once
 
 
 @dataclass(frozen=True)
-class Instruction:
+class Instruction(_Value):
     """An operation that makes one value.
 
     Attributes:
@@ -69,6 +89,12 @@ class Instruction:
     width: int
     dtype: np.dtype[Any]
     params: Params = ()
+    __hash__ = _hash_once
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """Index into the operand for each element of a ``"take"``."""
+        return np.asarray(self.params, np.int64)
 
     def renumbered(self, indices: Sequence[int] | Mapping[int, int]) -> Instruction:
         """Return the instruction with each operand ``i`` replaced by ``indices[i]``."""
@@ -106,6 +132,7 @@ class RowProgram:
     inputs: tuple[Input, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[Output, ...]
+    __hash__ = _hash_once
 
     @functools.cached_property
     def values(self) -> tuple[Input | Instruction, ...]:

@@ -53,7 +53,7 @@ class SlotInstructions(SlotLoads):
     def _compute(self, step: Instruction, indices: np.ndarray) -> SlotValue:
         name, operands = step.name, step.operands
         if name == "take":
-            return self._value(operands[0], np.asarray(step.params, np.int64)[indices])
+            return self._value(operands[0], step.places[indices])
         if name in ("dot", "outer"):
             return self._product(step, indices)
         if name in ("constant", "concatenate", "reduce"):
@@ -68,7 +68,7 @@ class SlotInstructions(SlotLoads):
         def text(i: str) -> str:
             return expression(*(value.at(i) for value in values))
 
-        return self._define(step.dtype.name, text, is_vector, 4 if name in SLOW else 1)
+        return self._define(step.dtype_name, text, is_vector, 4 if name in SLOW else 1)
 
     def _define(
         self, dtype: str, text: Callable[[str], str], is_vector: bool, work: float
@@ -95,7 +95,7 @@ class SlotInstructions(SlotLoads):
         numbers = np.asarray(step.params)
         if numbers.size == 1:
             indices = np.zeros_like(indices)
-        chosen, dtype = numbers[indices], step.dtype.name
+        chosen, dtype = numbers[indices], step.dtype_name
         # A constant with one number for all slots is a literal; others are tables in global memory,
         # read by slot.
         texts = literals(chosen, dtype)
@@ -128,11 +128,11 @@ class SlotInstructions(SlotLoads):
             return chosen
 
         is_vector = not by_lane or any(value.is_vector for value in values)
-        return self._define(step.dtype.name, text, is_vector, len(used))
+        return self._define(step.dtype_name, text, is_vector, len(used))
 
     def _reduce(self, step: Instruction, indices: np.ndarray) -> SlotValue:
         kind, count = str(step.params[0]), int(step.params[1])
-        operand, dtype = step.operands[0], step.dtype.name
+        operand, dtype = step.operands[0], step.dtype_name
         run = _run_length(indices)
         is_joinable = kind in JOINS and dtype in ("float32", "float64")
         if self._is_by_lane(indices) and is_joinable and count > 2 and run % self.vec == 0:
@@ -164,7 +164,7 @@ class SlotInstructions(SlotLoads):
         The order is that of `tree`, if a lane or the lanes have a power of two of the elements.
         """
         kind, count = str(step.params[0]), int(step.params[1])
-        operand, dtype = step.operands[0], step.dtype.name
+        operand, dtype = step.operands[0], step.dtype_name
         inside, terms_per_slot = self._all_slots % group, count // group
         side_by_side = _is_power_of_2(terms_per_slot * self.vec)
         in_order = side_by_side or (_is_power_of_2(group) and _is_power_of_2(self.vec))
@@ -212,7 +212,7 @@ class SlotInstructions(SlotLoads):
         count, (left, right) = int(step.params[0]), step.operands
         if count > self._limits.terms:
             raise Infeasible(f"a product of {count} terms")
-        dtype = step.dtype.name
+        dtype = step.dtype_name
         zero = literal(0.0, dtype)
         terms = [
             (self._value(left, i), self._value(right, j))

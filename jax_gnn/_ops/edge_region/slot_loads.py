@@ -91,7 +91,7 @@ class SlotLoads:
         return self.program.values[value].width
 
     def _dtype(self, value: int) -> str:
-        return str(self.program.values[value].dtype.name)
+        return self.program.values[value].dtype_name
 
     def _load(self, number: int, indices: np.ndarray) -> SlotValue:
         """Return elements of an input, loaded once, in wide words where they are contiguous."""
@@ -134,7 +134,7 @@ class SlotLoads:
         if (number, *key) in self._fields:
             return self._fields[number, *key]
         source = self.program.inputs[number]
-        dtype = source.dtype.name
+        dtype = source.dtype_name
         kind, shared = stored_type(dtype), source.access == "shared"
         self._num_fields += 1
         name = f"x{self._num_fields}"

@@ -104,9 +104,10 @@ class TileCodegen(TileInstructions):
         self.block_memory = 0
         self.outer_sums: list[tuple[int, int]] = []
         self._sum_registers = 0
+        self._products: dict[int, list[_Factors]] = {}  # by result
         self.tiles: list[int] = []
         for value in program.values:
-            if value.dtype.name in ("float64", "int64"):
+            if value.dtype_name in ("float64", "int64"):
                 raise Infeasible(f"a tile with {value.dtype}")
         self._generate()
         self.registers = self._registers() + self._sum_registers
@@ -118,6 +119,11 @@ class TileCodegen(TileInstructions):
         for step in program.instructions:  # before rows are written, which takes much longer
             if step.name == "dot" and self.plan.method(step) == "tensor":
                 self._matrix_layout(step)
+        for number, output in enumerate(program.outputs):
+            if output.dest == "all":
+                self._find_products(number)
+        if self._sum_registers > MAX_REGISTERS:
+            raise Infeasible(f"sums over entries that take {self._sum_registers} registers")
         # In the order of the program, so that gradients follow the rows that they need. Results are
         # stored as soon as they are known: their registers are free again.
         ready: dict[int, list[int]] = {}
@@ -191,9 +197,8 @@ class TileCodegen(TileInstructions):
         """Append the code that adds a result to the sum over all entries."""
         value = self.program.outputs[number].value
         place = f"static_cast<float*>(out.at[{number}]) + static_cast<int64_t>(blockIdx.x) * "
-        products = self._outer_products(value, np.arange(self.plan.width(value)))
-        if products:
-            self._accumulate_outer(products, f"{place}{self.plan.width(value)}")
+        if self._products[number]:
+            self._accumulate_outer(self._products[number], f"{place}{self.plan.width(value)}")
             return
         width = self.plan.width(value)
         wide = width > MAX_NARROW or self.plan.is_wide(value)
@@ -213,15 +218,23 @@ class TileCodegen(TileInstructions):
             f"store_columns<kWarps, {width}, {is_wide}>({place}{width}, block, sums.{name});"
         )
 
+    def _find_products(self, number: int) -> None:
+        """Find the outer products of which a result is the sum, and the registers of the sum."""
+        value = self.program.outputs[number].value
+        products = self._outer_products(value, np.arange(self.plan.width(value)))
+        self._products[number] = products
+        if products and self.own_sums:
+            rows, columns = products[0].left.width, products[0].right.width
+            # 4 numbers of a fragment are always alive; few of rows are.
+            self._sum_registers += 6 * -(-rows // 16) * blocks_of(columns)
+
     def _outer_products(self, number: int, indices: np.ndarray) -> list[_Factors]:
         """Return the outer products of which a value, at indices, is the sum; none if it is not."""
         step = self.plan.step(number)
         if step is None or len(indices) != step.width:
             return []
         if step.name == "take":
-            return self._outer_products(
-                step.operands[0], np.asarray(step.params, np.int64)[indices]
-            )
+            return self._outer_products(step.operands[0], step.places[indices])
         if step.name == "add":
             terms = [self._outer_products(operand, indices) for operand in step.operands]
             return [term for products in terms for term in products] if all(terms) else []
@@ -258,7 +271,6 @@ class TileCodegen(TileInstructions):
                 fragments = -(-rows // 16) * blocks_of(width)
                 name = f"outer{len(self.outer_sums)}"
                 self.sums.append(f"float {name}[{fragments}][4];")
-                self._sum_registers += 6 * fragments  # 4, always alive; few of rows are
                 sums.append(f"sums.{name}")
                 finish = "store_own_outer"
             else:

@@ -78,7 +78,7 @@ class TileInstructions(TileRows):
         widths = [self.plan.width(i) for i in step.operands]
         starts = np.cumsum([0, *widths])[:-1].tolist()
         wide = self.plan.is_wide(number)
-        dtype, varies = step.dtype.name, self.program.varies[number]
+        dtype, varies = step.dtype_name, self.program.varies[number]
         # A text may append the lines of a load or a move, which precede the loop that reads them.
         texts = [self._text(i, np.arange(self.plan.width(i)), wide) for i in step.operands]
         if not wide or all(start % BLOCK == 0 for start in starts):
@@ -128,7 +128,7 @@ class TileInstructions(TileRows):
             self._define(number, tree(kind, terms), wide)
             return
         # Term by term: the columns that a term reads may be computed for it alone.
-        rows = self._declare(step.dtype.name, step.width, True, self.program.varies[number])
+        rows = self._declare(step.dtype_name, step.width, True, self.program.varies[number])
         for i in range(count):
             term = f"({self._text(operand, places + i, True)})"
             total = tree(kind, ["@", term]).replace("@", f"{rows.name}[j][e]") if i else term
@@ -137,7 +137,7 @@ class TileInstructions(TileRows):
 
     def _reduce_over_lanes(self, number: int, step: Instruction, kind: str, count: int) -> None:
         """Reduce runs of columns, of which all lanes of a quad have some."""
-        dtype, operand = step.dtype.name, step.operands[0]
+        dtype, operand = step.dtype_name, step.operands[0]
         if kind not in JOINS or dtype not in ("float32", *HALVES):
             raise Infeasible(f"a {kind} of {dtype} over lanes")
         wide, varies, join = step.width > MAX_NARROW, self.program.varies[number], JOINS[kind]
@@ -190,7 +190,7 @@ class TileInstructions(TileRows):
         if count == 1:
             self.rows[number] = pieces[0]
             return
-        dtype, wide = step.dtype.name, step.width > MAX_NARROW
+        dtype, wide = step.dtype_name, step.width > MAX_NARROW
         places = np.arange(columns)
         if wide and columns % BLOCK:
             self._write_scratch([(i * columns, rows) for i, rows in enumerate(pieces)], dtype)
@@ -211,7 +211,7 @@ class TileInstructions(TileRows):
         key = "product", number, start, stop
         if key not in self._moved:
             self._moved[key] = self._product(step, row, first, stop - start)
-        return self._row_text(self._moved[key], step.dtype.name, indices - start, wide)
+        return self._row_text(self._moved[key], step.dtype_name, indices - start, wide)
 
     def _check_shared(self, step: Instruction) -> None:
         left, right = step.operands
@@ -253,7 +253,7 @@ class TileInstructions(TileRows):
         swapped = array, start, across, down, inner, 0, columns, inner
         is_transposed = groups == [columns, 0] and swapped in self._matrix_offsets
         if not is_transposed and key not in self._matrix_offsets:
-            kind = stored_type(self.program.inputs[array].dtype.name)
+            kind = stored_type(self.program.inputs[array].dtype_name)
             self._matrix_offsets[key] = self.matrix_size
             self.matrices.append(
                 f"load_matrix<{inner}, {columns}, {precise}>(static_cast<const {kind}*>"
@@ -263,7 +263,7 @@ class TileInstructions(TileRows):
         text = self._text(left, indices, True)
         if inner % BLOCK:  # what is beyond the row may be no number
             text = f"or_zero({COLUMN} < {inner}, static_cast<float>({text}))"
-        rows = self._declare(step.dtype.name, count, True, True)
+        rows = self._declare(step.dtype_name, count, True, True)
         if is_transposed:  # the columns of the product are rows of what is in memory
             offset, blocks, transposed = self._matrix_offsets[swapped], blocks_of(inner), "true"
             offset += first * BLOCK * blocks
@@ -282,7 +282,7 @@ class TileInstructions(TileRows):
         """Return numbers of a product with a matrix of few rows."""
         width, wide = len(indices), len(indices) > MAX_NARROW
         text = self._terms_text(step, indices, wide)
-        rows = self._declare(step.dtype.name, width, wide, True)
+        rows = self._declare(step.dtype_name, width, wide, True)
         self._loop(f"{rows.name}{'[j][e]' if wide else '[k][q]'} = {text};", width, wide, True)
         return rows
 
@@ -301,7 +301,7 @@ class TileInstructions(TileRows):
         inner, places = len(indices), np.arange(len(indices))
         x = self._text(left, indices, True)
         weights = [self._text(right, places * columns + q, True) for q in range(columns)]
-        rows = self._declare(step.dtype.name, columns, False, True)
+        rows = self._declare(step.dtype_name, columns, False, True)
         self._narrow_loop(f"{rows.name}[k][q] = 0;", columns, True)
         inside = "true" if inner % BLOCK == 0 else f"{COLUMN} < {inner}"
         for q, weight in enumerate(weights):

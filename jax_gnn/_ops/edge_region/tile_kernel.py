@@ -177,7 +177,7 @@ def _walk_text(code: TileCodegen) -> tuple[Parts, list[str], list[str]]:
     for number, output in enumerate(program.outputs):
         if output.dest != "row":
             continue  # stored by the code of the tile
-        width, dtype = program.values[output.value].width, program.values[output.value].dtype.name
+        width, dtype = program.values[output.value].width, program.values[output.value].dtype_name
         kind, tile = STORED_TYPES[dtype], code.tiles.index(output.value)
         array = len(program.inputs) + number
         word = math.gcd(width, _VEC)

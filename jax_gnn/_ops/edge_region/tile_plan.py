@@ -5,6 +5,9 @@ See :mod:`jax_gnn._ops.edge_region.tile_codegen` for the layout of rows.
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import numpy as np
 
 from jax_gnn._ops.edge_region.cuda_text import dot_sizes, needs_exact_bits, on_tensor_cores
@@ -29,9 +32,32 @@ def blocks_of(width: int) -> int:
     return -(-width // BLOCK)
 
 
-def is_by_block(indices: np.ndarray) -> bool:
-    """Whether all columns of a block have the same index."""
-    return bool((indices == np.repeat(indices[::BLOCK], BLOCK)[: len(indices)]).all())
+class Order(NamedTuple):
+    """Order of the indices of a row's columns.
+
+    Attributes:
+        in_runs: Whether each block of columns is a run of the indexed row.
+        is_aligned: Whether these runs are blocks.
+        by_block: Whether all columns of a block have the same index.
+    """
+
+    in_runs: bool
+    is_aligned: bool
+    by_block: bool
+
+    @classmethod
+    def of(cls, indices: np.ndarray) -> Order:
+        """Return the order of indices."""
+        return _order_of(np.asarray(indices, np.int64).tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _order_of(index_bytes: bytes) -> Order:
+    indices = np.frombuffer(index_bytes, np.int64)
+    starts = np.repeat(indices[::BLOCK], BLOCK)[: len(indices)]
+    in_runs = bool((indices == starts + np.arange(len(indices)) % BLOCK).all())
+    is_aligned = in_runs and not (indices[::BLOCK] % BLOCK).any()
+    return Order(in_runs, is_aligned, bool((indices == starts).all()))
 
 
 class TilePlan:
@@ -63,7 +89,7 @@ class TilePlan:
         return self.program.values[number].width
 
     def dtype(self, number: int) -> str:
-        return str(self.program.values[number].dtype.name)
+        return self.program.values[number].dtype_name
 
     def step(self, number: int) -> Instruction | None:
         """Return the instruction of a value; None for an input."""
@@ -150,17 +176,15 @@ class TilePlan:
 
     def keeps_lanes(self, number: int, indices: np.ndarray) -> bool:
         """Whether a wide row has numbers of a value, at indices, that need not change places."""
-        step, count = self.step(number), len(indices)
+        step = self.step(number)
         if self.width(number) == 1 or not self.is_wide(number):
             return True
         if step is not None and step.name == "take":
-            return self.keeps_lanes(step.operands[0], np.asarray(step.params, np.int64)[indices])
+            return self.keeps_lanes(step.operands[0], step.places[indices])
         if step is not None and step.name in FUNCTIONS and not self.is_kept(number):
             return all(self.keeps_lanes(i, indices) for i in step.operands)
-        starts = indices[::BLOCK]
-        in_order = np.repeat(starts, BLOCK)[:count] + np.arange(count) % BLOCK
-        is_aligned = not (starts % BLOCK).any() or step is None
-        return (is_aligned and np.array_equal(indices, in_order)) or is_by_block(indices)
+        order = Order.of(indices)
+        return order.is_aligned or order.by_block or (order.in_runs and step is None)
 
     def method(self, step: Instruction) -> str:
         """Return what computes a product: ``"scalar"`` code, a ``"quad"`` or ``"tensor"`` cores."""

@@ -25,13 +25,15 @@ from jax_gnn._ops.edge_region.cuda_text import (
     stored_type,
 )
 from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram
-from jax_gnn._ops.edge_region.tile_plan import BLOCK, MAX_NARROW, TilePlan, blocks_of, is_by_block
+from jax_gnn._ops.edge_region.tile_plan import BLOCK, MAX_NARROW, Order, TilePlan, blocks_of
 from jax_gnn._ops.edge_region.tile_stages import StagedRows, Staging
 
 COLUMN = "(8 * j + 2 * t + e % 2)"
 """C++ of a column of a wide row."""
 UNROLL = '_Pragma("unroll")'
 
+_DECLARATION = re.compile(r"\w+ (v\d+)\[(\d+)\]\[(\d+)\];")
+_NAME = re.compile(r"\bv\d+\b")
 _MAX_TEXT = 4000  # characters of a function that is written where it is read
 
 
@@ -119,7 +121,7 @@ class TileRows(abc.ABC):
         if step is None:
             return self._input_text(number, indices, wide)
         if step.name == "take":
-            return self._text(step.operands[0], np.asarray(step.params, np.int64)[indices], wide)
+            return self._text(step.operands[0], step.places[indices], wide)
         if step.name == "constant":
             return self._constant_text(step, indices, wide)
         if number not in self.rows and not self.plan.is_kept(number):
@@ -135,18 +137,16 @@ class TileRows(abc.ABC):
             entry = ("e / 2" if wide else "k") if rows.varies else "0"
             if not wide:
                 return f"{name}[{entry}][{lookup(indices, 'q')}]"
-            if is_by_block(indices):
+            if Order.of(indices).by_block:
                 return f"{name}[{entry}][{lookup(starts, 'j')}]"
             return f"chosen({name}[{entry}], {self._index(indices)})"
         if not wide:
             return self._gathered_narrow(rows, dtype, indices)
-        offsets = np.arange(len(indices)) % BLOCK
-        if (indices - offsets == np.repeat(starts, BLOCK)[: len(indices)]).all() and not (
-            starts % BLOCK
-        ).any():
+        order = Order.of(indices)
+        if order.is_aligned:
             element = "e" if rows.varies else "e % 2"
             return f"{name}[{lookup(starts // BLOCK, 'j')}][{element}]"
-        if is_by_block(indices):
+        if order.by_block:
             # One number for all columns of a block: the lane that has it tells the others.
             entry = "e / 2 * 2 + " if rows.varies else ""
             element = f"{entry}{lookup(starts % 2, 'j')}"
@@ -187,7 +187,7 @@ class TileRows(abc.ABC):
         return name
 
     def _constant_text(self, step: Instruction, indices: np.ndarray, wide: bool) -> str:
-        dtype = step.dtype.name
+        dtype = step.dtype_name
         texts = literals(np.asarray(step.params)[indices], dtype)
         if len(texts) == 1:
             return texts[0]
@@ -208,11 +208,11 @@ class TileRows(abc.ABC):
         is_run &= number not in self.staging.rows or indices[0] % 2 == 0  # pairs are read at once
         if not is_shared and (source.width <= MAX_NARROW or not (wide and is_run)):
             rows = self._loaded(number, np.arange(source.width), source.width > MAX_NARROW)
-            return self._row_text(rows, source.dtype.name, indices, wide)
+            return self._row_text(rows, source.dtype_name, indices, wide)
         if is_shared and not wide and len(indices) > 4 * MAX_NARROW:
             raise Infeasible(f"a row of {len(indices)} numbers for each lane")
         rows = self._loaded(number, indices, wide)
-        return self._row_text(rows, source.dtype.name, _all(indices), wide)
+        return self._row_text(rows, source.dtype_name, _all(indices), wide)
 
     def _loaded(self, number: int, indices: np.ndarray, wide: bool) -> Rows:
         """Return the rows of an input at indices, from memory."""
@@ -224,7 +224,7 @@ class TileRows(abc.ABC):
         key = number, wide, indices.tobytes(), self.phase if is_reloaded else 0
         if key in self._moved:
             return self._moved[key]
-        dtype, kind = source.dtype.name, stored_type(source.dtype.name)
+        dtype, kind = source.dtype_name, stored_type(source.dtype_name)
         varies = source.access != "shared"
         rows = self._declare(dtype, count, wide, varies)
         place = {"edge": "place", "row": "row", "col": "col"}
@@ -239,7 +239,7 @@ class TileRows(abc.ABC):
                 word = 1
             self.words[number] = max(self.words[number], word * BYTES[dtype])
         if staged:
-            self._read_staged(rows, staged, int(indices[0]), source.dtype.name)
+            self._read_staged(rows, staged, int(indices[0]), source.dtype_name)
             self.words[number] = max(self.words[number], staged.word)
             self._moved[key] = rows
             return rows
@@ -352,13 +352,13 @@ class TileRows(abc.ABC):
         """Return the registers of rows where most are alive."""
         sizes, first, last = dict[str, int](), dict[str, int](), dict[str, int]()
         for place, line in enumerate(self.lines):
-            declaration = re.fullmatch(r"\w+ (v\d+)\[(\d+)\]\[(\d+)\];", line)
+            declaration = _DECLARATION.fullmatch(line)
             if declaration:
                 name, blocks, elements = declaration.groups()
                 # Of what entries share, a lane needs a few numbers at a time.
                 sizes[name] = 0 if name in self._uniform else int(blocks) * int(elements)
             else:
-                for name in re.findall(r"\bv\d+\b", line):
+                for name in _NAME.findall(line):
                     first.setdefault(name, place)
                     last[name] = place
         changes = [0] * (len(self.lines) + 1)

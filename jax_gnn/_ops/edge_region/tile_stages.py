@@ -70,15 +70,15 @@ def staging(program: RowProgram, accesses: Collection[str], stages: int) -> Stag
     rows: dict[int, StagedRows] = {}
     words = 0
     for number, source in enumerate(program.inputs):
-        size = source.width * BYTES[source.dtype.name]
+        size = source.width * BYTES[source.dtype_name]
         if source.access not in accesses or size % 4 or source.dtype == bool:
             continue
         word = math.gcd(size, 16)
         stride = size
         if source.width > MAX_NARROW:
             # Lanes read two columns of eight rows at once: these rows begin in different banks.
-            banks = 2 * BYTES[source.dtype.name] * (BLOCK // 2) // 4  # words of a row's part
-            padded = -(-source.width // BLOCK) * BLOCK * BYTES[source.dtype.name] // 4
+            banks = 2 * BYTES[source.dtype_name] * (BLOCK // 2) // 4  # words of a row's part
+            padded = -(-source.width // BLOCK) * BLOCK * BYTES[source.dtype_name] // 4
             stride = 4 * next(
                 n for n in range(padded, padded + WARP + 1) if n % (2 * banks) == banks
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 from jax_gnn._program.normal import normal_form
 from jax_gnn._program.passes.compact_pairs import compact_pairs
@@ -45,14 +46,20 @@ _SEQUENCE = (
 
 
 def steps(
-    results: Sequence[Row], passes: Sequence[str], parts: Parts
+    results: Sequence[Row], passes: Sequence[str], parts: Parts, cache: dict[Hashable, Any]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the program in normal form, and after each of the chosen passes."""
+    """Yield the program in normal form, and after each of the chosen passes.
+
+    Other choices of passes find what they share with this one in the `cache`.
+    """
     program = normal_form(results)
     yield "normal form", program
     for name in _SEQUENCE:
         if name in passes:
-            program = apply(name, program, parts, passes)
+            key = name, name == "contraction_order" and "compact_pairs" in passes, *program
+            if key not in cache:
+                cache[key] = apply(name, program, parts, passes)
+            program = cache[key]
             yield name, program
 
 
@@ -78,6 +85,8 @@ def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]
     raise ValueError(f"no pass is called {name!r}")
 
 
-def run(results: Sequence[Row], passes: Sequence[str], parts: Parts) -> list[Row]:
-    """Return the program after all chosen passes."""
-    return [program for _, program in steps(results, passes, parts)][-1]
+def run(
+    results: Sequence[Row], passes: Sequence[str], parts: Parts, cache: dict[Hashable, Any]
+) -> list[Row]:
+    """Return the program after all chosen passes, see `steps`."""
+    return [program for _, program in steps(results, passes, parts, cache)][-1]
