@@ -71,7 +71,7 @@ def read_columns(
     elif type(table).__name__ == "LazyFrame":
         table = table.collect()
     if isinstance(table, Mapping):
-        columns = {str(key): _as_column(name, key, values) for key, values in table.items()}
+        columns = {str(key): as_column(name, key, values) for key, values in table.items()}
     elif hasattr(table, "__arrow_c_stream__") and (arrow := _arrow(table)) is not None:
         index = (arrow.schema.pandas_metadata or {}).get("index_columns", ())  # names, or ranges
         is_name = names(arrow.column_names) if index else ()
@@ -84,7 +84,7 @@ def read_columns(
         if index and not {*index}.isdisjoint(names([*map(str, table.columns), *index])):
             table = table.reset_index()
         _check_header(name, [*map(str, table.columns)])
-        columns = {str(key): _as_column(name, key, table[key]) for key in table.columns}
+        columns = {str(key): as_column(name, key, table[key]) for key in table.columns}
     else:
         raise TypeError(
             f"{name} must be a path, a mapping of columns, a data frame or an Arrow stream, got "
@@ -112,7 +112,7 @@ def _arrow(table: Table) -> Any:
         raise
 
 
-def _as_column(name: str, key: object, values: Any) -> Column:
+def as_column(name: str, key: object, values: Any) -> Column:
     """Convert a column of a mapping or a data frame."""
     if hasattr(values, "to_numpy") and not _is_arrow(values):  # of a data frame
         values = values.to_numpy()
@@ -145,11 +145,10 @@ def _read_text(path: Path, names: Names, first: Sequence[str]) -> dict[str, Any]
     with opened(path, "utf-8-sig") as file:
         try:
             start = file.readline()
-            lines = chain([start] if start else [], file)
             if start.startswith("#") and suffix not in (".csv", ".tsv"):
-                columns = _read_list(path, lines, first)
+                columns = _read_list(path, chain([start], file), first)
             else:
-                columns = _read_csv(path, lines, _delimiter(path, start))
+                columns = _read_csv(path, _rows(path, start, file))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}:{_not_utf8(path)}; save the file as UTF-8") from error
         except (OSError, EOFError, zlib.error) as error:
@@ -158,17 +157,33 @@ def _read_text(path: Path, names: Names, first: Sequence[str]) -> dict[str, Any]
     return {key: typed(cells, key in is_name) for key, cells in columns.items()}
 
 
-def _delimiter(path: Path, header: str) -> str:
-    """Return what separates cells of a CSV file by its header: comma, semicolon, tab or bar."""
-    if _suffix(path) == ".tsv":
-        return "\t"
+def _rows(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[tuple[int, list[str]]]:
+    """Yield the last line and the cells of each row of a CSV file, the header first.
 
-    def count(sign: str) -> int:
-        return len(next(csv.reader([header], delimiter=sign), []))
-
-    # The first of those by which the header has most cells; bars may be part of names.
-    sign = max(",;\t", key=count)
-    return "|" if count(sign) == 1 < count("|") else sign
+    Rows without a value are left out, as spreadsheets append such. Comma, semicolon, tab or bar
+    part cells, by which the header, of which `start` is the first line, has most cells; or what a
+    spreadsheet says there, ``sep=;``.
+    """
+    told = re.fullmatch("sep=(.)\\s*", start)
+    head = [file.readline() if told else start]
+    while sum(line.count('"') for line in head) % 2 and (line := file.readline()):
+        head.append(line)  # a name in quotes goes on
+    if told:
+        sign = told[1]
+    elif _suffix(path) == ".tsv":
+        sign = "\t"
+    else:
+        counts = {s: len(next(csv.reader(head, delimiter=s), [])) for s in ",;\t|"}
+        sign = max(",;\t", key=counts.__getitem__)
+        # Bars may be part of names.
+        sign = "|" if counts[sign] == 1 < counts["|"] else sign
+    rows = csv.reader(chain(head, file), delimiter=sign, strict=True, skipinitialspace=True)
+    try:
+        for cells in rows:
+            if any(cells):
+                yield rows.line_num + bool(told), cells
+    except csv.Error as error:
+        raise ValueError(f"{path}:{rows.line_num + bool(told)} is no CSV: {error}") from error
 
 
 def _suffix(path: Path) -> str:
@@ -201,29 +216,23 @@ def _not_utf8(path: Path) -> str:
     return "1 must be UTF-8"
 
 
-def _read_csv(path: Path, lines: Iterable[str], delimiter: str) -> dict[str, Sequence[str]]:
-    """Return the cells of each column of a CSV file with a header; empty lines are not rows.
+def _read_csv(path: Path, rows: Iterator[tuple[int, list[str]]]) -> dict[str, Sequence[str]]:
+    """Return the cells of each column of a CSV file with a header.
 
     Columns without a name and without a value, as spreadsheets write them, are left out.
     """
-    rows = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
+    header = [" ".join(cell.split()) for cell in next(rows, (1, []))[1]]
+    width = len(header)
+    if not header:
+        raise ValueError(f"{path} must have a header in its first line, got none")
     cells = []
-    try:
-        header = [cell.strip() for cell in next(rows, [])]
-        if not header:
-            raise ValueError(f"{path} must have a header in its first line, got none")
-        for row in rows:
-            if len(row) != len(header):
-                if not row:
-                    continue
-                raise ValueError(
-                    f"{path}:{rows.line_num} must have {len(header)} cells as the header has, "
-                    f"got {len(row)}"
-                )
-            cells.append(row)
-    except csv.Error as error:
-        raise ValueError(f"{path}:{rows.line_num} is no CSV: {error}") from error
-    columns = [*zip(*cells, strict=True)] if cells else [()] * len(header)
+    for number, row in rows:
+        if len(row) != width and (len(row) < width or any(row[width:])):
+            raise ValueError(
+                f"{path}:{number} must have {width} cells as the header has, got {len(row)}"
+            )
+        cells.append(row if len(row) == width else row[:width])
+    columns = [*zip(*cells, strict=True)] if cells else [()] * width
     table = [
         (key, values) for key, values in zip(header, columns, strict=True) if key or any(values)
     ]
@@ -238,17 +247,10 @@ def place_of(table: Table, row: int) -> str:
     if _suffix(path) in (".mtx", ".hgr"):
         return f"entry {row + 1} of {path.name}"
     with opened(path, "utf-8-sig") as file:
-        if _suffix(path) in (".csv", ".tsv"):  # a row may take several lines
-            header = file.readline()
-            sign = _delimiter(path, header)
-            lines = csv.reader(chain([header], file), delimiter=sign, skipinitialspace=True)
-            next(lines)
-            for cells in lines:
-                row -= bool(cells)
-                if row < 0:
-                    break
-            return f"{path.name}:{lines.line_num}"
-        rows = (i for i, line in enumerate(file, 1) if line.strip() and not line.startswith("#"))
+        start = file.readline()
+        if not start.startswith("#") or _suffix(path) in (".csv", ".tsv"):
+            return f"{path.name}:{next(islice(_rows(path, start, file), row + 1, None))[0]}"
+        rows = (i for i, line in enumerate(file, 2) if line.strip() and not line.startswith("#"))
         return f"{path.name}:{next(islice(rows, row, None))}"
 
 
@@ -455,6 +457,12 @@ def encode(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]
 
 def _encode_objects(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]:
     parts = [c.to_pylist() if _is_arrow(c) else c.tolist() for c in columns.values()]
+    kinds = {kind for values in parts for kind in {*map(type, values)}} - {type(None)}
+    if kinds == {str}:
+        with contextlib.suppress(ImportError, UnicodeEncodeError):
+            pyarrow = package("pyarrow", "pyarrow")
+            text = pyarrow.large_string()
+            return _encode_arrow([pyarrow.chunked_array([part], text) for part in parts])
     parts = [[*map(normalized, values)] for values in parts]
     kinds = {type(value) for values in parts for value in values} - {type(None)}
     if kinds == {int, str}:
@@ -472,6 +480,8 @@ def _encode_objects(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.
 
 def normalized(value: Value) -> Value:
     """Return a value as sets compare it: 1.0 is 1; None if it is missing."""
+    if type(value) is str:
+        return value
     value = value.item() if isinstance(value, np.generic) else value
     if is_missing(value):
         return None

@@ -20,10 +20,10 @@ from jax_gnn.convert._data import objects
 
 Kind: TypeAlias = Literal["number", "time", "category", "text", "index", "empty"]
 
-MARKERS = frozenset({"", "na", "n/a", "#n/a", "null", "nan", "none", "-", "?"})
+LABEL_MARKERS = frozenset(("", *"na n/a #n/a <na> n.a. null (null) \\n nan".split()))
+"""Words that stand for missing labels, in lower case: "none" may be a class."""
+MARKERS = LABEL_MARKERS | {*"none - -- ? . nat missing unknown #value! #div/0! #ref!".split()}
 """Words that stand for missing numbers and times, in lower case."""
-LABEL_MARKERS = MARKERS - {"none", "-", "?"}
-"""Words that stand for missing labels; "none" may be a class."""
 FILLS = "mean", "median", "zero", "indicator"
 """Ways to fill missing numbers; "indicator" is the mean, and a column that says which."""
 MAX_VALUES = 256
@@ -43,10 +43,15 @@ _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?").fullmatch
 _GAP = re.compile("(?<=[0-9])[ '\u2019\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?", re.ASCII).fullmatch
 _DATES = {
+    "year-month-day": "%Y-%m-%d",
+    "year-month": "%Y-%m",
     "year/month/day": "%Y/%m/%d",
     "day.month.year": "%d.%m.%Y",
+    "day.month.year of two digits": "%d.%m.%y",
     "month/day/year": "%m/%d/%Y",
+    "month/day/year of two digits": "%m/%d/%y",
     "day/month/year": "%d/%m/%Y",
+    "day/month/year of two digits": "%d/%m/%y",
     "day-month-year": "%d-%m-%Y",
     "day month year": "%d %b %Y",
     "day-month-year by name": "%d-%b-%Y",
@@ -54,7 +59,7 @@ _DATES = {
     "month day, year": "%b %d, %Y",
     "month day, year by name": "%B %d, %Y",
 }
-_CLOCKS = "", " %H:%M", " %H:%M:%S", " %I:%M %p"
+_CLOCKS = "", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"
 _INDEX_NAME = re.compile(r"|(?i:id|index|idx|uuid|guid|unnamed: 0|rowid|.*[_ .-]id)").fullmatch
 
 
@@ -184,10 +189,11 @@ def _parsed(
     # The first of equally good parsers is taken: that of the form, if there is one.
     parsers = sorted(_parsers(candidates), key=lambda item: bool(form) and item[1] != form)
     for found, how, parse in parsers:
-        if kind not in (None, found):
-            continue
+        if best is not None and best[0] == 0 and best[2] == form:
+            break  # plain cells, or the form of the training
         sample = candidates[:: max(1, len(candidates) // _SAMPLE)]
-        if kind is None and sum(map(math.isnan, map(parse, sample))) > len(sample) / 2:
+        refused = sum(map(math.isnan, map(parse, sample)))
+        if kind not in (None, found) or refused > len(sample) * (0.5 if kind is None else 0.99):
             continue
         array = np.array([math.nan if m else parse(w) for w, m in zip(words, is_marker)])  # noqa: B905
         bad = int(counts[np.isnan(array) & ~is_marker].sum())
@@ -267,6 +273,7 @@ def _decorated(sign: str, decimal_commas: bool, word: str) -> float:
 
 
 def _iso(word: str) -> float:
+    word = word.removesuffix(" UTC").replace(" +", "+")
     return _parsed_time(datetime.datetime.fromisoformat, word) if _ISO(word) else math.nan
 
 
