@@ -663,8 +663,8 @@ def test_unknown_sources(tmp_path, load):
         load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=f"is an empty folder; known are {KNOWN[load]}"):
         load(tmp_path)
-    (tmp_path / "notes.csv").write_text("1,2")
-    for source in (tmp_path, tmp_path / "notes.csv"):
+    (tmp_path / "notes.md").write_text("1,2")
+    for source in (tmp_path, tmp_path / "notes.md"):
         with pytest.raises(ValueError, match=f"is of no known format; known are {KNOWN[load]}"):
             load(source)
     write_npz(tmp_path)

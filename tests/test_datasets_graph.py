@@ -164,9 +164,9 @@ def test_csv_of_text(tmp_path):
         ),
         ("id\n1\n", "src,dst\n,1\n", "nodes.csv: edges.csv:2 has no src; 1 of 1"),
         (
-            "id,label,split\na,x,train\n\nb,,test\n",
+            "id,label,split\na,x,train\n\nb,,train\n",
             "src,dst\n",
-            r"nodes.csv:4 \('b'\) has 'test', b",
+            r"nodes.csv:4 \('b'\) has 'train', b",
         ),
         ("id,target,split\n7,,val\n", "src,dst\n", r"nodes.csv:2 \(7\) has 'val', but"),
         ("id\n1\n", "src,dst,weight\n1,1,\n", "column 'weight': edges.csv:2 has no finite"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,12 +113,16 @@ def test_errors_of_tables(changes, message):
 
 
 def test_keys_of_two_types_are_told():
-    users = {"df": pd.DataFrame({"id": [7, 9], "age": [np.inf, 1.0]}), "pkey_col": "id"}
+    columns = {"id": [7, 9], "age": [np.inf, 1.0], "paid": [Decimal("1.5"), None]}
+    columns["born"] = [None, "2020-02-03"]  # decimals of databases are numbers, as dates in text
+    users = {"df": pd.DataFrame(columns), "pkey_col": "id"}
     visits = {"df": pd.DataFrame({"user": ["9", "7"]}), "fkey_col_to_pkey_table": {"user": "users"}}
     message = "visits.user: 2 keys are of no row of users; they are .*, those of users int64"
     with pytest.warns(UserWarning, match=message):
         data = from_relbench({"users": users, "visits": visits})
     assert data.report[0] == "users.age: 1 of 2 are infinite"
+    numbers = [[np.inf, 1.5, np.nan], [1, np.nan, 2020]]
+    np.testing.assert_array_equal(data.nodes["users"]["numbers"], numbers)
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])

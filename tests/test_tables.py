@@ -87,6 +87,12 @@ def customers(folder, rows=5000):
         (["31.1.1970 06:00", "1.2.1970 00:00"], "time", [30.25 * DAY, 31 * DAY]),
         (["Jan 2, 1970", "Feb 1, 1970"], "time", [DAY, 31 * DAY]),
         ([datetime.date(1970, 1, 2), None], "time", [DAY, NAN]),
+        (["31.01.70", "01.02.70"], "time", [30 * DAY, 31 * DAY]),
+        (["1/31/70 1:00:01 AM"] * 2, "time", [30 * DAY + 3601] * 2),
+        (["1970-1-2", "1970-01-03"], "time", [DAY, 2 * DAY]),
+        (["1970-01-02 00:00:00 UTC", "1970-01-01 01:00:00 +0100"], "time", [DAY, 0]),
+        (["1970-02", "1970-01"], "time", [31 * DAY, 0]),
+        (["1", "missing", "\\N", "<NA>", "3"], "number", [1, NAN, NAN, NAN, 3]),
         (["NA", ""], "empty", None),
         (["a", "b"] * 10, "category", None),
         ([f"word {i}" for i in range(40)], "text", None),
@@ -107,6 +113,7 @@ def test_kinds(cells, kind, values):
     [
         ('id, x, "y z",,\n" a", 1,3 , ,\nb ,2,4,,\n', 'src , dst\na, b\n" b",a \n'),
         ("id|x|y z\na|1|3\nb|2|4\n", "src|dst\na|b\nb|a\n"),
+        ('sep=;\n"id";x;"y\n z"\na;1;3;;\n;;\nb;2;4\n;;\n', "src;dst\na;b\n;\nb;a\n"),
     ],
 )
 def test_blanks_bars_and_columns_without_a_name(tmp_path, nodes, edges):
@@ -121,6 +128,7 @@ def test_blanks_bars_and_columns_without_a_name(tmp_path, nodes, edges):
     [
         ("id,x\na,1\nb,1e39\n", "column 'x': nodes.csv:3 has an infinite number; float32"),
         ("id,x\n00,1\n01,2\n", "has the src 'a', .*add the nodes to nodes.csv, where .* as '00'"),
+        ('sep=;\nid;"a\nx"\n;\n"b\n";1\nb;2\n', "in nodes.csv:6 and nodes.csv:7"),
         ("id,,\na,1,2\n", "nodes.csv must have columns of different names, got '' twice"),
     ],
 )

@@ -160,9 +160,8 @@ def _check_features(dataset: NodeDataset, config: TrainConfig | LinkConfig) -> N
     if not typed and not config.embeds:  # type: ignore[union-attr]
         raise data_error(
             dataset,
-            "has no node features; generate them with features 'noisy-label' "
-            "(--features noisy-label: one-hot label plus noise, as AllSet does) or "
-            "'random'",
+            "has no node features; generate them with features 'random' (--features random), or "
+            "for AllSet's benchmarks 'noisy-label', which gives the labels away under noise",
         )
     if typed and getattr(dataset, "node_type_sizes", None) is None:
         raise data_error(

@@ -149,6 +149,18 @@ def taken_as(title: str, roles: Mapping[str, str]) -> list[str]:
     return [f"{title}: took the column {', '.join(others)}"] if others else []
 
 
+def shared_names(ends: Sequence[str], ids: Sequence[np.ndarray]) -> list[str]:
+    """Describe names in both columns of ends, such as numbers of users and of movies, in a line.
+
+    Columns such as "from_id", whose words say that both name one type, are left out.
+    """
+    is_known = (*map(_end_word, ends),) in (*ENDS, *_LESS_CLEAR)
+    if is_known or not all(_SUFFIX.search(word_of(name)) for name in ends):
+        return []
+    count, listed = np.intersect1d(*ids).size, " and of ".join(map(repr, ends))
+    return [f"{count:,} names are of {listed}, one node each; tables by type part them"][:count]
+
+
 # --- Numbers of names -----------------------------------------------------------------------------
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from jax_gnn.convert._columns import as_column
 from jax_gnn.convert._data import Data, package
+from jax_gnn.convert._kinds import read_kind
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import EdgeType
 
@@ -90,7 +92,7 @@ def from_relbench(
                 continue
             title = f"{name}.{column}"
             try:
-                encoded, categories = _encode(frame[column], title in titles, max_categories)
+                encoded, categories = _encode(frame[column], title in titles, max_categories, pandas)
             except (TypeError, ValueError) as error:
                 raise TypeError(
                     f"{title} must be numbers, dates, text, or lists of equally many numbers: "
@@ -127,7 +129,7 @@ def from_relbench(
 
 
 def _encode(
-    series: Any, is_categorical: bool, max_categories: int
+    series: Any, is_categorical: bool, max_categories: int, pandas: Any
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Return arrays of a column by kind, none if it is left out, and the values of categories."""
     first = series.dropna().iloc[:1].tolist()
@@ -141,6 +143,11 @@ def _encode(
         known, rows = series.notna(), np.zeros((len(series), len(first[0])), np.float32)
         rows[known] = np.stack(series[known].tolist())
         return {"embeddings": rows}, None
+    if series.dtype.kind not in "bmM" and not is_categorical:  # such as decimals, dates as text
+        reading = read_kind("", as_column("", "", series), str)
+        if reading.kind == "time" or (reading.kind == "number" and not isinstance(first[0], str)):
+            kind = "datetime64[us]" if reading.kind == "time" else np.float32
+            return _encode(pandas.Series(reading.values.astype(kind)), False, 0, pandas)
     if series.nunique() > max_categories and not is_categorical:
         return {}, None
     codes, values = series.factorize(sort=True)

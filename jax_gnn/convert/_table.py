@@ -32,6 +32,7 @@ from jax_gnn.convert._names import (
     find_ends,
     find_id,
     node_order,
+    shared_names,
     taken_as,
 )
 from jax_gnn.graph import Graph
@@ -213,6 +214,9 @@ def from_table(
         report.append(f"edges: {repeated} of {total} repeat another: kept")
     if isinstance(graph, Graph):
         share = reversed_share(ids[0][0], ids[0][1], sizes[""])
+        if not node_tables:
+            lines = shared_names([*edge_tables[0].roles.values()], ids[0])
+            report += map("edges: {}".format, lines)
         if directed is None and share < MIN_REVERSED_SHARE:
             report.append(
                 f"edges: {share:.1%} have their reverse: kept as they are; directed=False adds the "

@@ -12,9 +12,9 @@ import numpy as np
 
 from jax_gnn._core.direction import MIN_REVERSED_SHARE, reversed_share
 from jax_gnn._core.files import Memory, as_path, errors_in, require_file
-from jax_gnn.convert._columns import Column
+from jax_gnn.convert._columns import Column, encode
 from jax_gnn.convert._kinds import as_words
-from jax_gnn.convert._names import HYPEREDGES, encode_names, node_order
+from jax_gnn.convert._names import HYPEREDGES, encode_names, node_order, shared_names
 from jax_gnn.datasets._dataset import (
     GraphDataset,
     GraphsDataset,
@@ -22,7 +22,7 @@ from jax_gnn.datasets._dataset import (
     RelationalDataset,
 )
 from jax_gnn.datasets._graphs import one_hot_columns
-from jax_gnn.datasets._layouts import dataset_name, locate_tables, type_tables
+from jax_gnn.datasets._layouts import dataset_name, layout_of, locate_tables, type_tables
 from jax_gnn.datasets._table_files import (
     EdgeTable,
     NodeTable,
@@ -87,6 +87,11 @@ def load_csv(
     roles = src, dst, node, label, target, time, weight
     options = TableOptions(fill_missing, text, ignore, recipe, *roles)
     path = as_path("path", path)
+    if layout_of(path) == "edges":
+        table, fields = _edges_alone(path, options, ("weight", "time"))
+        with errors_in(table.path):
+            fields |= {"edge_weight": table.weight, "edge_features": table.features}
+            return finished(GraphDataset(**fields), {table.title: table}, options, {})
     nodes_path, edges_path = locate_tables(path, "nodes", "edges")
     # Edges are read first, so that a missing column is reported before any conversion.
     edges = EdgeTable.read(edges_path, options, ("weight", "time"))
@@ -106,7 +111,30 @@ def load_csv(
     notice = "column 'graph': beside graphs.csv, with a row for each, these are many graphs"
     notices = [notice] * ("graph" in nodes.details and "graph" in edges.details)
     tables = {"": nodes, edges.title: edges}
-    return finished(dataset, tables, options, nodes.features.recipe, notices)
+    recipe = nodes.features.recipe | {"edge_features": [*edges.feature_names]}
+    return finished(dataset, tables, options, recipe, notices)
+
+
+def _edges_alone(
+    path: Path, options: TableOptions, uses: Sequence[str]
+) -> tuple[EdgeTable, dict[str, Any]]:
+    """Return a table of edges without one of nodes, and the fields of a dataset of its names."""
+    (file,) = locate_tables(path, "edges")
+    table = EdgeTable.read(file, options, uses)
+    names, ((src, dst),) = number_ends({}, [table])
+    if not src.size:
+        raise ValueError(f"{file}: expected a row for each edge, got none")
+    table.notices += shared_names([*table.roles.values()][:2], (src, dst))
+    fields = {
+        "name": dataset_name(path, file),
+        "num_nodes": len(names[""]),
+        "src": src,
+        "dst": dst,
+        "edge_time": table.time,
+        "y": np.full(len(names[""]), -1),
+        "node_names": tuple(map(str, names[""].tolist())),
+    }
+    return table, fields
 
 
 def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> HypergraphDataset:
@@ -150,6 +178,18 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
         **options: arguments of :func:`load_csv`.
     """
     settings, folder = TableOptions(**options), as_path("path", path)
+    if folder.exists() and layout_of(folder) == "edges":
+        table, fields = _edges_alone(folder, settings, ("relation", "time"))
+        with errors_in(table.path):
+            name = table.roles.get("relation", "")
+            if not name:
+                raise ValueError(f"expected the column relation, got {', '.join(table.columns)}")
+            relations, (rel,) = encode({name: table.columns[name]})
+            if (rel < 0).any():
+                raise ValueError(f"{table.place(int(rel.argmin()))} has no {name}")
+            fields |= {"rel": rel[table.is_kept], "num_relations": len(relations)}
+            fields["relation_names"] = tuple(map(str, relations.tolist()))
+            return finished(RelationalDataset(**fields), {table.title: table}, settings, {})
     if not folder.is_dir():
         require_file(folder, "a folder with nodes/TYPE.csv and edges/SRC-RELATION-DST.csv")
         raise ValueError(f"{folder} is a file, expected a folder with nodes/TYPE.csv")
@@ -314,6 +354,7 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
         )
     tables = {"": nodes, graphs.title: graphs, edges.title: edges}
     recipe = nodes.features.recipe | {"adds_reverses": adds_reverses}
+    recipe["edge_features"] = [*edges.feature_names]
     return finished(dataset, tables, settings, recipe, notices)
 
 

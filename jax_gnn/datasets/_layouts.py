@@ -14,7 +14,9 @@ _TYPE = re.compile(rf"(?P<type>.+?){_SUFFIX}").fullmatch
 
 
 def layout_of(path: Path) -> str:
-    """Return "graph", "hypergraph", "graphs" or "types" for tables, "" for other files.
+    """Return the layout of tables, "graph", "hypergraph", "graphs" or "types"; "" for other files.
+
+    The layout "edges" is a table of edges alone: ``edges.csv`` of a folder, or a path to any table.
 
     Raises:
         ValueError: A folder has tables of two layouts.
@@ -32,7 +34,8 @@ def layout_of(path: Path) -> str:
             f"{path} has {parts[part]}, and beside it {surplus[0]}, which is another layout of "
             "tables: separate them"
         )
-    return layouts.get(part, "graph" * bool(parts))
+    is_alone = [*parts] == ["edges"] or (path.is_file() and not parts and _TYPE(path.name))
+    return "edges" if is_alone else layouts.get(part, "graph" * bool(parts))
 
 
 def _tables(path: Path) -> list[re.Match[str]]:
@@ -48,6 +51,8 @@ def _tables(path: Path) -> list[re.Match[str]]:
 def locate_tables(path: Path, *parts: str) -> list[Path]:
     """Return the tables of the parts of a graph, from their folder or one of them."""
     matches, folder = _tables(path), path if path.is_dir() else path.parent
+    if [*parts] == ["edges"]:
+        return [folder / matches[0].string if matches else path]
     files = {match["part"]: folder / match.string for match in matches}
     is_one = len({match["name"] for match in matches}) == 1 and len(files) == len(matches)
     if "hyperedges" in {*parts} - files.keys() and path.is_dir():

@@ -44,8 +44,13 @@ KNOWN = "; known are "  # precedes the list of formats in the error of a loader
 _Formats = Mapping[Callable[..., Dataset], tuple[str, ...]]
 
 _TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges", "graphs") for kind in SUFFIXES]
-_LAYOUTS = {load_csv: "graph", load_hypergraph_csv: "hypergraph", load_graphs_csv: "graphs"}
-_LAYOUTS |= {load_relational_csv: "types", load_hmetis: ""}
+_LAYOUTS: Mapping[Any, tuple[str, ...]] = {
+    load_csv: ("graph", "edges"),
+    load_hypergraph_csv: ("hypergraph",),
+    load_graphs_csv: ("graphs",),
+    load_relational_csv: ("types", "edges"),
+    load_hmetis: ("",),
+}
 
 _DIGITS = ("digits: scikit-learn's handwritten digits",)
 
@@ -231,7 +236,9 @@ def _load(
     ]
     # Tables are of one layout; an hMETIS file beside a table of nodes is part of them.
     layout = layout_of(path)
-    matches = [load for load in matches if _LAYOUTS.get(load, layout) == layout]
+    matches = [load for load in matches if layout in _LAYOUTS.get(load, (layout,))]
+    if layout == "edges" and not matches:
+        matches = [load for load in formats if layout in _LAYOUTS.get(load, ())]
     if path.is_dir():  # where each .npz file is a dataset, and text may be anything
         others = [load for load in matches if "*.npz" not in formats[load]]
         if matches and not others:
@@ -245,7 +252,7 @@ def _load(
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
     (load,) = matches
-    if _LAYOUTS.get(load):
+    if any(_LAYOUTS.get(load, ())):
         return load(path, **options)
     _check_options(path, options)
     return load(path)

@@ -14,8 +14,16 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from jax_gnn._core.files import Memory, errors_in
-from jax_gnn.convert._columns import encode, numbers
-from jax_gnn.convert._kinds import FILLS, Kind, blank_markers, read_kind, whole_seconds
+from jax_gnn.convert._columns import Column, encode, numbers
+from jax_gnn.convert._kinds import (
+    FILLS,
+    MAX_TYPOS,
+    Kind,
+    as_words,
+    blank_markers,
+    read_kind,
+    whole_seconds,
+)
 from jax_gnn.convert._names import (
     HYPEREDGES,
     end_words,
@@ -24,6 +32,7 @@ from jax_gnn.convert._names import (
     find_id,
     find_label,
     taken_as,
+    word_of,
 )
 from jax_gnn.convert._table import NamedTable, Roles, assign_ids
 from jax_gnn.datasets._dataset import NodeDataset
@@ -32,15 +41,20 @@ from jax_gnn.datasets._table_features import TableFeatures
 D = TypeVar("D", bound=NodeDataset)
 
 _PARTS = {"train": "train_idx", "val": "val_idx", "test": "test_idx"}
-_PARTS |= {"training": "train_idx", "valid": "val_idx", "validation": "val_idx"}
+_PARTS |= {"training": "train_idx", "testing": "test_idx"}
+_PARTS |= dict.fromkeys(("valid", "validation", "dev"), "val_idx")
 # Words of columns by role; see `jax_gnn.convert._names`.
 _WORDS = {
     "graph": ("graph", "graphid"),
     "time": ("time", "timestamp", "edgetime", "nodetime"),
     "weight": ("weight", "edgeweight"),
+    "relation": ("relation", "rel", "predicate", "type", "edgetype"),
     "split": ("split",),
 }
-_USES = {"id": "names", "graph": "the graph of each row", "split": "parts of the data"}
+_TRUE = {"True", "TRUE", "true", "1"}
+_MIN_ROWS, _MAX_ROWS = 10, 10_000  # for a value of a column that tells the label, and in all
+_SAMPLE = 100  # rows that may show that a column has no parts of the data
+_USES = {"id": "names", "relation": "relations", "graph": "the graph of each row", "split": "parts of the data"}
 
 
 @dataclass(frozen=True)
@@ -216,6 +230,9 @@ class NodeTable(FileTable):
             if not rows:
                 raise ValueError("expected a row for each node, got none")
             self.ids = self.ids or {f"id of {path.name}": np.arange(1, rows + 1)}
+            if "split" not in self.roles and self.roles.keys() & {"label", "target", "y"}:
+                used = {*self.roles.values(), *options.ignore}
+                self._find_split([name for name in self.columns if name not in used])
             used = {name for role, name in self.roles.items() if role != "time"} | {*options.ignore}
             columns = {name: cells for name, cells in self.columns.items() if name not in used}
             self.features = TableFeatures(self.place, memory)
@@ -246,8 +263,32 @@ class NodeTable(FileTable):
                         f"column {self.roles[role]!r}: {lacking:,} of {rows:,} are missing; these "
                         "rows are not trained on, and predicted by jax-gnn predict"
                     )
+                if not options.recipe and self.label_names:
+                    self._tell_leaks(self.roles[role])
             self.notices += self.features.notices
         return self
+
+    def _find_split(self, others: Sequence[str]) -> None:
+        """Take a column of parts of the data as the split, or masks of the parts, as PyG's."""
+
+        def words_in(cells: Column) -> set[str]:
+            return {word.casefold() for word in as_words(cells).tolist() if word}
+
+        for name in others:
+            cells = self.columns[name]
+            if words_in(cells[:_SAMPLE]) <= _PARTS.keys() and len(words := words_in(cells)) > 1:
+                if words <= _PARTS.keys():
+                    self.roles["split"], self.details[name] = name, _USES["split"]
+                    return
+        masks = {f"{part} mask": part for part in _PARTS}
+        names = {role: find(others, (word_of(role),), role) for role in masks}
+        if names["train mask"] and names["test mask"]:
+            parts = np.full(len(self.columns[names["test mask"]]), None, object)
+            for role, name in ((role, name) for role, name in names.items() if name):
+                is_part = [word in _TRUE for word in as_words(self.columns[name]).tolist()]
+                parts[is_part] = masks[role]
+                self.roles[role], self.details[name] = name, _USES["split"]
+            self.columns["split"], self.roles["split"] = parts, "split"
 
     @property
     def is_unlabelled(self) -> np.ndarray:
@@ -280,23 +321,43 @@ class NodeTable(FileTable):
         num_known = len(self.y) - int(self.is_unlabelled.sum())
         self.details[name] = f"{text}, {num_known:,} of {len(self.y):,} known"
 
+    def _tell_leaks(self, label: str) -> None:
+        """Add a notice of features that tell the label, as its name beside its number does."""
+        known = np.flatnonzero(~self.is_unlabelled)
+        known = known[:: max(1, len(known) // _MAX_ROWS)]
+        y = self.y[known]
+        for column, part in zip(self.features.columns, self.features.parts, strict=True):
+            cells = part[known].argmax(1) if column.kind == "category" else part[known, 0]
+            values, codes = np.unique(cells, return_inverse=True)
+            pairs = np.unique(codes * len(known) + y)
+            if y.any() and len(pairs) == len(values) <= len(known) / _MIN_ROWS:
+                self.notices.append(
+                    f"column {column.name!r} tells {label!r}, as all rows of a value have one "
+                    "class: --ignore it if it is not known before"
+                )
+
     def split_fields(self, names: Sequence[object], first: int = 0) -> dict[str, Any]:
         """Return the rows of each part by field of a dataset, from the number of the first row."""
         if "split" not in self.roles:
             return {}
-        kinds, (codes,) = encode({"split": blank_markers(self.columns[self.roles["split"]])})
-        fields = [_PARTS.get(str(kind).casefold(), "") for kind in kinds.tolist()]
-        if "" in fields:
-            kind = kinds.tolist()[fields.index("")]
+        name = self.roles["split"]
+        kinds, (codes,) = encode({name: blank_markers(self.columns[name])})
+        parts = [_PARTS.get(str(kind).casefold(), "") for kind in kinds.tolist()]
+        if "" in parts:
+            kind = kinds.tolist()[parts.index("")]
             raise ValueError(
-                f"column 'split': expected train, val, test or nothing, got {kind!r:.80}"
+                f"column {name!r}: expected train, val, test or nothing, got {kind!r:.80}"
             )
-        if (rows := np.flatnonzero((codes >= 0) & self.is_unlabelled)).size:
-            where = f"{self.place(rows[0])} ({names[rows[0]]!r})"
-            kind = kinds.tolist()[codes[rows[0]]]
-            raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
-        of_rows = np.array([*fields, ""])[codes]
-        return {field: np.flatnonzero(of_rows == field) + first for field in fields}
+        of_rows = np.array([*parts, ""])[codes]
+        if (rows := np.flatnonzero((of_rows != "") & self.is_unlabelled)).size:
+            where = f"column {name!r}: {self.place(rows[0])} ({names[rows[0]]!r})"
+            problem = f"{where} has {kinds.tolist()[codes[rows[0]]]!r}, but no label"
+            if (of_rows[rows] != "test_idx").any() or "test_idx" not in parts:
+                raise ValueError(problem)
+            # Rows whose labels a competition keeps for itself.
+            self.notices.append(f"{problem}; {rows.size:,} rows are such, and are not tested on")
+            of_rows[rows] = ""
+        return {part: np.flatnonzero(of_rows == part) + first for part in {*of_rows} - {""}}
 
     def fields(self, names: np.ndarray) -> dict[str, Any]:
         """Return the fields of a dataset that are of its nodes."""
@@ -318,6 +379,7 @@ class EdgeTable(FileTable):
 
     weight: np.ndarray | None = None
     features: np.ndarray | None = None
+    feature_names: Sequence[str] = ()
 
     @classmethod
     def read(
@@ -363,20 +425,32 @@ class EdgeTable(FileTable):
                 except ValueError as error:  # such as of durations
                     self.notices.append(f"{error}; times are not used")
             if uses and not any(ends):  # edges between types have no features
-                self._read_features({*self.roles.values(), *options.ignore})
+                self._read_features(options)
         return self
 
-    def _read_features(self, others: set[str]) -> None:
-        """Read the columns that have a number in each row, but for others."""
-        features = []
-        for name in self.columns.keys() - others:
+    def _read_features(self, options: TableOptions) -> None:
+        """Read the other columns that have a number in each row; of later tables, the same ones."""
+        known = options.plan.get("edge_features")
+        features = {}
+        for name in sorted(self.columns.keys() - {*self.roles.values(), *options.ignore}):
+            kind: Kind | None = None if known is None else "number"
             with contextlib.suppress(ValueError):
-                values = read_kind(name, self.columns[name], self.place, "number").values
-                if np.isfinite(values).all():
-                    features.append((name, values))
-                    self.details[name] = "feature of edges"
-        if features:
-            self.features = np.stack([values for _, values in sorted(features)], 1)
+                if name in (self.columns if known is None else known):
+                    reading = read_kind(name, self.columns[name], self.place, kind)
+                    is_number = reading.kind == "number" and not reading.missing
+                    if is_number and np.isfinite(reading.values).all():
+                        features[name], self.details[name] = reading.values, "feature of edges"
+        if features and known in (None, [*features]):
+            self.features = np.stack([*features.values()], 1)
+            self.feature_names = [*features]
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Leave out all rows but those of these numbers."""
+        place, self.is_kept = self.place, rows
+        self.place = lambda row: place(int(rows[row]))
+        for part in ("weight", "features", "time"):
+            if (values := getattr(self, part)) is not None:
+                setattr(self, part, values[rows])
 
 
 def number_ends(
@@ -393,26 +467,34 @@ def number_ends(
         ValueError: An edge names no node; the error names its line.
     """
     columns = [[*table.ids.values()] for table in edges]
-    with errors_in(next(iter(nodes.values())).path.parent):
+    with errors_in(edges[0].path.parent):
         names = assign_ids(edges, nodes)
     pairs = [[*table.ids.values()] for table in edges]
     for table, ids, cells in zip(edges, pairs, columns, strict=True):
         unknown = np.stack(ids) < 0
-        if not unknown.any():
+        if not (is_unknown := unknown.any(0)).any():
             continue
-        row = int(np.flatnonzero(unknown.any(0))[0])
+        row = int(np.flatnonzero(is_unknown)[0])
         side = int(unknown[:, row].argmax())
         name = [*table.roles.values()][side]
         value = encode({name: cells[side][row : row + 1]})[0].tolist()
         problem = (
             f"the {name} {value[0]!r:.80}, which is the id of no node" if value else f"no {name}"
         )
+        count = f"{is_unknown.sum():,} of {len(is_unknown):,} rows are such"
+        problem = f"{table.place(row)} has {problem}; {count}"
+        if is_unknown.mean() <= MAX_TYPOS:
+            table.notices.append(f"{problem}, and left out")
+            table.keep(rows := np.flatnonzero(~is_unknown))
+            ids[:] = [column[rows] for column in ids]
+            continue
         kind = table.key[2 * side] if table.key[2 * side] in nodes else table.key[0]
+        if kind not in nodes:
+            raise ValueError(f"{table.path}: {problem}: leave the rows out")
         file, known = nodes[kind].path, names[kind].tolist()
         raise ValueError(
-            f"{file}: {table.place(row)} has {problem}; "
-            f"{unknown.any(0).sum()} of {unknown.shape[1]} rows are such: add the nodes to "
-            f"{file.name}, where ids are such as {known[0]!r:.80}, or leave the rows out"
+            f"{file}: {problem}: add the nodes to {file.name}, where ids are such as "
+            f"{known[0]!r:.80}, or leave the rows out"
         )
     return names, pairs
 
