@@ -412,7 +412,7 @@ def test_allset_leaves_out_lines_of_hyperedges(tmp_path):
         (None, ["0 5 1"], "toy.edges: expected 2 columns"),
         (None, ["0 5", "0 2000000000"], "toy.edges: .*1999999996 hyperedges would take"),
         (None, ["0 2000000000"], "toy.edges: 2000000000 nodes .* would take"),
-        (None, ["0 x"], "toy.edges: line 1: expected numbers, got 'x'"),
+        (None, ["0 x"], "toy.edges: line 1: expected numbers, got '0 x'"),
         (None, ["0.5 5"], "toy.edges: line 1: node 0.5 is not an integer"),
         (None, ["-1 5"], "toy.edges: line 1: node -1 is not an integer from 0"),
         (None, ["1e30 5"], r"toy.edges: line 1: node 1e\+30 is not an integer from 0"),

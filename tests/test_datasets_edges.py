@@ -199,7 +199,7 @@ def test_load_triples(tmp_path):
         ({"train.txt": "a b c\n"}, r"train\.txt: line 1: expected source, relation and destinat"),
         ({"train.txt": "a\t\tc\n"}, r"line 1: .* separated by tabs, got 'a\\t\\tc'"),
         ({"train.txt": "\n"}, r"train\.txt: the file has no facts"),
-        ({"test.txt": "Bern\tin\tCH\n"}, "fact 'Bern', 'in', 'CH' is in train.txt and in test.txt"),
+        ({"test.txt": "Bern\tin\tCH\n"}, r"test_edges: edge \(Bern, in, CH\) is in train_edges"),
         ({"entities.dict": "0\ta\n2\tb\n"}, "number 1 has no name, but number 2 has one"),
         ({"entities.dict": "0\ta\n0\tb\n"}, "line 2: number 0 is there twice"),
         ({"entities.dict": "0\ta\n1\ta\n"}, "the name 'a' is there twice"),

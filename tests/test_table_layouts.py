@@ -157,43 +157,32 @@ def test_named_columns_of_the_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("header", "cells", "parts"),
     [
-        ("fold", "train,Dev,test,,test", ([0], [1], [2, 4])),
-        ("Train_Mask,val_mask,test_mask", "1,0,0;0,1,0;0,0,1;0,0,0;0,0,1", ([0], [1], [2, 4])),
-        ("train_mask,test_mask", "True,False;,True;False,;False,False;,", ([0], None, [1])),
-        ("split", "train,train,valid,test,test", ([0, 1], [2], [4])),  # the fourth has no label
-        ("fold", "train,other,test,,test", (None, None, None)),  # a category
+        ("fold", "train,Dev,test,,test", [[0], [1], [2, 4]]),
+        ("split", "train,train,valid,test,test", [[0, 1], [2], [4]]),  # the fourth has no label
+        ("fold", "train,other,test,,test", [None, None, None]),  # a category
     ],
 )
 def test_splits(tmp_path, header, cells, parts):
-    """A column of parts is the split, whatever its name, and masks are; not features."""
-    rows = zip("aabxa", cells.split(";" if ";" in cells else ","), strict=True)
+    """A column of parts is the split, whatever its name, and no feature."""
+    rows = zip("aabxa", cells.split(","), strict=True)
     lines = [f"n{i},{label.strip('x')},{cell}" for i, (label, cell) in enumerate(rows)]
-    write(tmp_path, {"nodes.csv": "\n".join([f"id,label,{header}", *lines])})
-    data = load_csv(write(tmp_path, {"edges.csv": "src,dst\nn0,n1\n"}))
+    files = {"nodes.csv": "\n".join([f"id,label,{header}", *lines]), "edges.csv": "src,dst\n"}
+    data = load_csv(write(tmp_path, files))
     ids = (data.train_idx, data.val_idx, data.test_idx)
-    assert tuple(None if part is None else part.tolist() for part in ids) == parts
-    assert (data.x is None) == (parts[0] is not None)
-    told = [text for text in data.notices if "not tested on" in text or "took the column" in text]
-    assert len(told) == (parts[0] is not None)
+    assert [None if part is None else part.tolist() for part in ids] == parts
+    assert (data.x is None) == (parts[0] is not None) == (len(data.notices) == 2)
 
 
 def test_hints_of_tables(tmp_path):
     """A feature that tells the label, edges that name no node, rows' numbers as edge features."""
     nodes = "\n".join(f"n{i},{i % 3},{'abc'[i % 3]},{i % 7},{i % 2}" for i in range(120))
-    edges = [f"n{i},n{i + 1},{i + 7},{i},{i / 2},{i}" for i in range(119)]
-    edges = "\n".join(["src,dst,row_id,row,sum,joint", *edges, "n3,zz,1000,119,9,"])
+    edges = "\n".join(f"n{i},n{i + 1},{i + 7},{i},{i / 2},{i}" for i in range(119))
+    edges = f"src,dst,row_id,row,sum,joint\n{edges}\nn3,zz,1000,119,9,"
     files = {"nodes.csv": f"id,label,name_of_label,x,y2\n{nodes}\n", "edges.csv": edges}
-    data = load_csv(write(tmp_path, files))
-    told, left_out = data.notices
-    assert told.startswith("column 'name_of_label' tells 'label', as all rows of a value have one")
+    told, left_out = (data := load_csv(write(tmp_path, files))).notices
+    assert told.startswith("column 'name_of_label' tells 'label', as all rows of a value have")
     assert "edges.csv:121 has the dst 'zz', which is the id of no node; 1 of 120 rows" in left_out
     assert data.num_edges == 119 and data.edge_features.tolist() == [[i / 2] for i in range(119)]
-    # Later tables have the same features of edges, although they only number the rows now.
-    later = {"edges.csv": "\n".join(["src,dst,sum,z", *(f"n{i},n{i},{i},2" for i in range(12))])}
-    again = load_csv(write(tmp_path, later), recipe=data.table_recipe)
-    assert again.edge_features[:, 0].tolist() == [*range(12)]
-    write(tmp_path, {"edges.csv": "src,dst\nn0,n1\n"})
-    assert load_csv(tmp_path, recipe=data.table_recipe).edge_features is None
 
 
 def test_edges_alone(tmp_path):
@@ -204,19 +193,17 @@ def test_edges_alone(tmp_path):
     assert graph.node_names == relational.node_names == ("a", "b") and graph.num_edges == 2
     assert relational.relation_names == ("knows", "likes") and relational.rel.tolist() == [0, 0, 1]
     assert relational.src.tolist() == [1, 0, 1] and not graph.has_label().any()
-    assert load_graph(write(tmp_path / "folder", {"edges.csv": facts})).edge_weight.sum() == 5
-    ratings = write(tmp_path, {"r.csv": "user_id,item_id\n1,2\n2,7\n"}) / "r.csv"
-    (data,) = load_any(str(ratings), src="user_id", dst="item_id")
-    assert "1 names are of 'user_id' and of 'item_id', one node each" in data.notices[0]
-    with pytest.warns(UserWarning, match="1 names are of 'user_id' and of 'item_id', one node"):
-        convert.from_table(ratings, src="user_id", dst="item_id")
-    for text, message in (
-        ("src,dst\n", "expected a row for each edge, got none"),
-        ("src,dst\na,b\n,b\n", "facts.csv:3 has no src; 1 of 2 rows are such: leave the rows out"),
-        ("src,dst,type\na,b,\n", "facts.csv:2 has no type"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            load_relational(write(tmp_path, {"facts.csv": text}) / "facts.csv")
+    ratings = write(tmp_path / "folder", {"edges.csv": "user_id,item_id\n1,2\n2,7\n"})
+    shared, ends = (
+        "1 names are of 'user_id' and of 'item_id', one node each",
+        ("user_id", "item_id"),
+    )
+    assert shared in load_graph(ratings, src=ends[0], dst=ends[1]).notices[0]
+    with pytest.warns(UserWarning, match=shared):
+        convert.from_table(ratings / "edges.csv", src=ends[0], dst=ends[1])
+    file.write_text("src,dst,type\na,b,x\n,b,x\n")
+    with pytest.raises(ValueError, match=r"facts.csv:3 has no src; 1 of 2 rows are such: leave "):
+        load_relational(file)
 
 
 def test_missing_targets(tmp_path):

@@ -120,15 +120,9 @@ def _edge_options(config: TrainConfig, structure: Structure | None) -> dict[str,
     return _options(config, structure) | {"edge_in_features": config.edge_in_features}
 
 
-def _simple_hgn_options(
-    config: relations.SimpleHGNConfig, graph: RelationalGraph
-) -> dict[str, object]:
-    return _options(config, graph) | {"num_relations": graph.num_relations}
-
-
-def _hgt_options(config: relations.HGTConfig, graph: RelationalGraph) -> dict[str, object]:
+def _typed_options(config: relations.RelationalConfig, graph: RelationalGraph) -> dict[str, object]:
     options = _options(config, graph) | {"num_relations": graph.num_relations}
-    if graph.node_type_names is None:
+    if graph.node_type_names is None or not isinstance(config, relations.HGTConfig):
         return options
     types = {"node_types": graph.node_type_names, "relation_ends": _relation_ends(graph)}
     return options | types
@@ -195,11 +189,11 @@ _OPTIONS: dict[type[nnx.Module], Options] = {
     UniGIN: _unigin_options,
     RGCN: _relational_options,
     RGAT: _relational_options,
-    HGT: _hgt_options,
+    HGT: _typed_options,
     PNA: _pna_options,
     GINE: _edge_options,
     GatedGCN: _edge_options,
-    SimpleHGN: _simple_hgn_options,
+    SimpleHGN: _typed_options,
     GraphClassifier: _classifier_options,
 }
 
@@ -297,7 +291,8 @@ def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:
     """
     recipe = RECIPES.get(getattr(config, "model", ""))
     if recipe is None:
-        raise TypeError(f"config must be of a model, such as GCNConfig, got {_type_name(config)}")
+        got = type(config).__name__
+        raise TypeError(f"config must be of a model, such as GCNConfig, got {got}")
     check_kind(config, dataset, recipe.dataset)
     return recipe
 
@@ -309,11 +304,8 @@ def check_kind(config: Config, dataset: NodeDataset, kind: type[NodeDataset]) ->
         TypeError: It is of another kind.
     """
     if not isinstance(dataset, kind):
-        raise TypeError(f"{config.model} takes a {kind.__name__}, got a {_type_name(dataset)}")
-
-
-def _type_name(value: object) -> str:
-    return type(value).__name__
+        got = type(dataset).__name__
+        raise TypeError(f"{config.model} takes a {kind.__name__}, got a {got}")
 
 
 def command_name(name: str) -> str:

@@ -160,12 +160,10 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
         yield ["split of edges", ", ".join(parts) or "none"]
     # Models are listed by obstacle; those that can be trained have none.
     models: dict[str, list[str]] = {}
-    for recipe in recipes:
-        obstacle = _obstacle(recipe, dataset)
-        models.setdefault(obstacle, []).append(command_name(recipe.config.model))
-    for name, link_recipe in LINK_RECIPES.items():
-        if isinstance(dataset, link_recipe.dataset):
-            models.setdefault(_obstacle(link_recipe, dataset), []).append(command_name(name))
+    takers: list[Recipe | LinkRecipe] = [*recipes, *LINK_RECIPES.values()]
+    for taker in (taker for taker in takers if isinstance(dataset, taker.dataset)):
+        obstacle = _obstacle(taker, dataset)
+        models.setdefault(obstacle, []).append(command_name(taker.config.model))
     first = _FIRST[type(dataset)] if dataset.columns else ""
     if first in models.get("", ()):
         yield ["start with", f"jax-gnn train {first} --data ..."]

@@ -161,8 +161,8 @@ def _rows(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[tuple[int,
     """Yield the last line and the cells of each row of a CSV file, the header first.
 
     Rows without a value are left out, as spreadsheets append such. Comma, semicolon, tab or bar
-    part cells, by which the header, of which `start` is the first line, has most cells; or what a
-    spreadsheet says there, ``sep=;``.
+    part cells, by which the header, of which `start` is the first line, has most cells, bars last;
+    or what a spreadsheet says there, ``sep=;``.
     """
     told = re.fullmatch("sep=(.)\\s*", start)
     head = [file.readline() if told else start]
@@ -174,9 +174,7 @@ def _rows(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[tuple[int,
         sign = "\t"
     else:
         counts = {s: len(next(csv.reader(head, delimiter=s), [])) for s in ",;\t|"}
-        sign = max(",;\t", key=counts.__getitem__)
-        # Bars may be part of names.
-        sign = "|" if counts[sign] == 1 < counts["|"] else sign
+        sign = max(counts, key=lambda s: (counts[s] > 1 and s != "|", counts[s]))
     rows = csv.reader(chain(head, file), delimiter=sign, strict=True, skipinitialspace=True)
     try:
         for cells in rows:
@@ -209,9 +207,7 @@ def _not_utf8(path: Path) -> str:
     """Return the number of the first line that is not UTF-8, and the line."""
     with opened(path, "latin-1") as file:  # a character for each byte
         for number, line in enumerate(file, 1):
-            try:
-                line.encode("latin-1").decode()
-            except UnicodeDecodeError:
+            if "\ufffd" in line.encode("latin-1").decode(errors="replace"):
                 return f"{number} must be UTF-8, got {line.rstrip()!r:.80}"
     return "1 must be UTF-8"
 
@@ -457,17 +453,15 @@ def encode(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]
 
 def _encode_objects(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]:
     parts = [c.to_pylist() if _is_arrow(c) else c.tolist() for c in columns.values()]
-    kinds = {kind for values in parts for kind in {*map(type, values)}} - {type(None)}
-    if kinds == {str}:
-        with contextlib.suppress(ImportError, UnicodeEncodeError):
-            pyarrow = package("pyarrow", "pyarrow")
-            text = pyarrow.large_string()
-            return _encode_arrow([pyarrow.chunked_array([part], text) for part in parts])
     parts = [[*map(normalized, values)] for values in parts]
-    kinds = {type(value) for values in parts for value in values} - {type(None)}
+    kinds = {kind for part in parts for kind in {*map(type, part)}} - {type(None)}
     if kinds == {int, str}:
         parts = [[value if value is None else str(value) for value in part] for part in parts]
         kinds = {str}
+    if kinds == {str}:
+        with contextlib.suppress(ImportError, UnicodeEncodeError):  # a third of the time
+            arrow = package("pyarrow", "pyarrow").chunked_array
+            return _encode_arrow([arrow([part], "large_string") for part in parts])
     try:
         names = sorted({value for values in parts for value in values} - {None})
     except TypeError as error:

@@ -20,9 +20,9 @@ from jax_gnn.convert._data import objects
 
 Kind: TypeAlias = Literal["number", "time", "category", "text", "index", "empty"]
 
-LABEL_MARKERS = frozenset(("", *"na n/a #n/a <na> n.a. null (null) \\n nan".split()))
+LABEL_MARKERS = frozenset({"", "na", "n/a", "#n/a", "<na>", "n.a.", "null", "(null)", "\\n", "nan"})
 """Words that stand for missing labels, in lower case: "none" may be a class."""
-MARKERS = LABEL_MARKERS | {*"none - -- ? . nat missing unknown #value! #div/0! #ref!".split()}
+MARKERS = LABEL_MARKERS | {"none", "-", "--", "?", ".", "nat", "missing", "unknown", "#div/0!"}
 """Words that stand for missing numbers and times, in lower case."""
 FILLS = "mean", "median", "zero", "indicator"
 """Ways to fill missing numbers; "indicator" is the mean, and a column that says which."""
@@ -47,11 +47,8 @@ _DATES = {
     "year-month": "%Y-%m",
     "year/month/day": "%Y/%m/%d",
     "day.month.year": "%d.%m.%Y",
-    "day.month.year of two digits": "%d.%m.%y",
     "month/day/year": "%m/%d/%Y",
-    "month/day/year of two digits": "%m/%d/%y",
     "day/month/year": "%d/%m/%Y",
-    "day/month/year of two digits": "%d/%m/%y",
     "day-month-year": "%d-%m-%Y",
     "day month year": "%d %b %Y",
     "day-month-year by name": "%d-%b-%Y",
@@ -59,6 +56,7 @@ _DATES = {
     "month day, year": "%b %d, %Y",
     "month day, year by name": "%B %d, %Y",
 }
+_DATES |= {f"{how} of two digits": form.lower() for how, form in [*_DATES.items()][3:6]}
 _CLOCKS = "", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"
 _INDEX_NAME = re.compile(r"|(?i:id|index|idx|uuid|guid|unnamed: 0|rowid|.*[_ .-]id)").fullmatch
 
@@ -238,10 +236,10 @@ def _parsers(words: Sequence[str]) -> Iterator[tuple[Kind, str, Callable[[str], 
             if how:
                 yield "number", f"with {how}", parse
     if any(char.isdigit() for char in text):
-        yield "time", "", _iso
+        yield "time", "", functools.partial(_time, "")
         for how, date in _DATES.items():
             for clock in _CLOCKS:
-                yield "time", how, functools.partial(_strptime, date + clock)
+                yield "time", how, functools.partial(_time, date + clock)
 
 
 def _number(word: str) -> float:
@@ -272,18 +270,13 @@ def _decorated(sign: str, decimal_commas: bool, word: str) -> float:
     return _number(word.replace(",", "") if _WITH_COMMAS(word) else word)
 
 
-def _iso(word: str) -> float:
-    word = word.removesuffix(" UTC").replace(" +", "+")
-    return _parsed_time(datetime.datetime.fromisoformat, word) if _ISO(word) else math.nan
-
-
-def _strptime(form: str, word: str) -> float:
-    return _parsed_time(lambda text: datetime.datetime.strptime(text, form), word)
-
-
-def _parsed_time(parse: Callable[[str], datetime.datetime], word: str) -> float:
+def _time(form: str, word: str) -> float:
+    """Return microseconds since 1970 of a time in a form, or in ISO 8601 without one."""
     try:
-        return _since_epoch(parse(word))
+        if form:
+            return _since_epoch(datetime.datetime.strptime(word, form))
+        iso = _ISO(word) and word.removesuffix(" UTC").replace(" +", "+")
+        return _since_epoch(datetime.datetime.fromisoformat(iso or ""))
     except (ValueError, OverflowError):  # a zone may lead beyond the year 9999
         return math.nan
 

@@ -150,14 +150,11 @@ def taken_as(title: str, roles: Mapping[str, str]) -> list[str]:
 
 
 def shared_names(ends: Sequence[str], ids: Sequence[np.ndarray]) -> list[str]:
-    """Describe names in both columns of ends, such as numbers of users and of movies, in a line.
-
-    Columns such as "from_id", whose words say that both name one type, are left out.
-    """
+    """Describe names in columns such as "user_id" and "movie_id", if any are in both, in a line."""
     is_known = (*map(_end_word, ends),) in (*ENDS, *_LESS_CLEAR)
     if is_known or not all(_SUFFIX.search(word_of(name)) for name in ends):
         return []
-    count, listed = np.intersect1d(*ids).size, " and of ".join(map(repr, ends))
+    count, listed = np.intersect1d(ids[0], ids[1]).size, " and of ".join(map(repr, ends))
     return [f"{count:,} names are of {listed}, one node each; tables by type part them"][:count]
 
 

@@ -92,7 +92,7 @@ def from_relbench(
                 continue
             title = f"{name}.{column}"
             try:
-                encoded, categories = _encode(frame[column], title in titles, max_categories, pandas)
+                encoded, categories = _encode(frame[column], title in titles, max_categories)
             except (TypeError, ValueError) as error:
                 raise TypeError(
                     f"{title} must be numbers, dates, text, or lists of equally many numbers: "
@@ -129,7 +129,7 @@ def from_relbench(
 
 
 def _encode(
-    series: Any, is_categorical: bool, max_categories: int, pandas: Any
+    series: Any, is_categorical: bool, max_categories: int
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Return arrays of a column by kind, none if it is left out, and the values of categories."""
     first = series.dropna().iloc[:1].tolist()
@@ -147,7 +147,7 @@ def _encode(
         reading = read_kind("", as_column("", "", series), str)
         if reading.kind == "time" or (reading.kind == "number" and not isinstance(first[0], str)):
             kind = "datetime64[us]" if reading.kind == "time" else np.float32
-            return _encode(pandas.Series(reading.values.astype(kind)), False, 0, pandas)
+            return _encode(type(series)(reading.values.astype(kind)), False, 0)
     if series.nunique() > max_categories and not is_categorical:
         return {}, None
     codes, values = series.factorize(sort=True)

@@ -214,9 +214,8 @@ def from_table(
         report.append(f"edges: {repeated} of {total} repeat another: kept")
     if isinstance(graph, Graph):
         share = reversed_share(ids[0][0], ids[0][1], sizes[""])
-        if not node_tables:
-            lines = shared_names([*edge_tables[0].roles.values()], ids[0])
-            report += map("edges: {}".format, lines)
+        ends = ["", ""] if node_tables else [*edge_tables[0].roles.values()]
+        report += [f"edges: {line}" for line in shared_names(ends, ids[0])]
         if directed is None and share < MIN_REVERSED_SHARE:
             report.append(
                 f"edges: {share:.1%} have their reverse: kept as they are; directed=False adds the "

@@ -24,6 +24,7 @@ from jax_gnn.datasets._dataset import (
 from jax_gnn.datasets._graphs import one_hot_columns
 from jax_gnn.datasets._layouts import dataset_name, layout_of, locate_tables, type_tables
 from jax_gnn.datasets._table_files import (
+    D,
     EdgeTable,
     NodeTable,
     TableOptions,
@@ -58,7 +59,8 @@ def load_csv(
     text of at most 256 values one-hot. Columns that only number or name the rows, and free text,
     are left out. Edges have the columns ``src`` and ``dst``, which are ids, and optionally
     ``weight`` and ``time``, a date or a whole number; other columns with a number in each row are
-    features of edges, by name. Repeated edges are removed. A column ``time`` of nodes is a feature,
+    features of edges, by name. Without a table of nodes, these are the names that edges have.
+    Repeated edges are removed. A column ``time`` of nodes is a feature,
     and their time.
     Columns may be called otherwise, such as ``source`` and ``target``, ``node_id``, ``class``, in
     any case: a notice tells. :func:`jax_gnn.convert.from_table`, which reads all other tables, says
@@ -88,10 +90,7 @@ def load_csv(
     options = TableOptions(fill_missing, text, ignore, recipe, *roles)
     path = as_path("path", path)
     if layout_of(path) == "edges":
-        table, fields = _edges_alone(path, options, ("weight", "time"))
-        with errors_in(table.path):
-            fields |= {"edge_weight": table.weight, "edge_features": table.features}
-            return finished(GraphDataset(**fields), {table.title: table}, options, {})
+        return edges_alone(path, options, GraphDataset)
     nodes_path, edges_path = locate_tables(path, "nodes", "edges")
     # Edges are read first, so that a missing column is reported before any conversion.
     edges = EdgeTable.read(edges_path, options, ("weight", "time"))
@@ -111,30 +110,37 @@ def load_csv(
     notice = "column 'graph': beside graphs.csv, with a row for each, these are many graphs"
     notices = [notice] * ("graph" in nodes.details and "graph" in edges.details)
     tables = {"": nodes, edges.title: edges}
-    recipe = nodes.features.recipe | {"edge_features": [*edges.feature_names]}
-    return finished(dataset, tables, options, recipe, notices)
+    return finished(dataset, tables, options, nodes.features.recipe, notices)
 
 
-def _edges_alone(
-    path: Path, options: TableOptions, uses: Sequence[str]
-) -> tuple[EdgeTable, dict[str, Any]]:
-    """Return a table of edges without one of nodes, and the fields of a dataset of its names."""
-    (file,) = locate_tables(path, "edges")
-    table = EdgeTable.read(file, options, uses)
+def edges_alone(path: Path, options: TableOptions, kind: type[D]) -> D:
+    """Read a table of edges without one of nodes, which are the names that edges have."""
+    (file,), is_typed = locate_tables(path, "edges"), kind is RelationalDataset
+    table = EdgeTable.read(file, options, ("relation", "time") if is_typed else ("weight", "time"))
     names, ((src, dst),) = number_ends({}, [table])
-    if not src.size:
-        raise ValueError(f"{file}: expected a row for each edge, got none")
+    ends: dict[str, Any] = {"src": src, "dst": dst, "edge_time": table.time}
+    fields: dict[str, Any] = {"edge_weight": table.weight, "edge_features": table.features}
+    with errors_in(file):
+        if not src.size:
+            raise ValueError("expected a row for each edge, got none")
+        if is_typed:
+            if not (name := table.roles.get("relation", "")):
+                raise ValueError(f"expected the column relation, got {', '.join(table.columns)}")
+            relations, (rel,) = encode({name: table.columns[name]})
+            if (rel < 0).any():
+                raise ValueError(f"{table.place(int(rel.argmin()))} has no {name}")
+            fields = {"rel": rel[table.is_kept], "num_relations": len(relations)}
+            fields["relation_names"] = tuple(map(str, relations.tolist()))
+        dataset = kind(
+            name=dataset_name(path, file),
+            num_nodes=len(names[""]),
+            y=np.full(len(names[""]), -1),
+            node_names=tuple(map(str, names[""].tolist())),
+            **ends,
+            **fields,
+        )
     table.notices += shared_names([*table.roles.values()][:2], (src, dst))
-    fields = {
-        "name": dataset_name(path, file),
-        "num_nodes": len(names[""]),
-        "src": src,
-        "dst": dst,
-        "edge_time": table.time,
-        "y": np.full(len(names[""]), -1),
-        "node_names": tuple(map(str, names[""].tolist())),
-    }
-    return table, fields
+    return finished(dataset, {table.title: table}, options, {})
 
 
 def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> HypergraphDataset:
@@ -171,7 +177,7 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
 
     Tables are as of :func:`load_csv`, each with columns of its own; ids are of their type. One type
     has labels. Relations are called as the files of their edges, whose columns may have the names
-    of the two types.
+    of the two types. Or read one table of edges alone, which has a column ``relation``.
 
     Args:
         path: the folder.
@@ -179,17 +185,7 @@ def load_relational_csv(path: str | os.PathLike[str], **options: Any) -> Relatio
     """
     settings, folder = TableOptions(**options), as_path("path", path)
     if folder.exists() and layout_of(folder) == "edges":
-        table, fields = _edges_alone(folder, settings, ("relation", "time"))
-        with errors_in(table.path):
-            name = table.roles.get("relation", "")
-            if not name:
-                raise ValueError(f"expected the column relation, got {', '.join(table.columns)}")
-            relations, (rel,) = encode({name: table.columns[name]})
-            if (rel < 0).any():
-                raise ValueError(f"{table.place(int(rel.argmin()))} has no {name}")
-            fields |= {"rel": rel[table.is_kept], "num_relations": len(relations)}
-            fields["relation_names"] = tuple(map(str, relations.tolist()))
-            return finished(RelationalDataset(**fields), {table.title: table}, settings, {})
+        return edges_alone(folder, settings, RelationalDataset)
     if not folder.is_dir():
         require_file(folder, "a folder with nodes/TYPE.csv and edges/SRC-RELATION-DST.csv")
         raise ValueError(f"{folder} is a file, expected a folder with nodes/TYPE.csv")
@@ -354,7 +350,6 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
         )
     tables = {"": nodes, graphs.title: graphs, edges.title: edges}
     recipe = nodes.features.recipe | {"adds_reverses": adds_reverses}
-    recipe["edge_features"] = [*edges.feature_names]
     return finished(dataset, tables, settings, recipe, notices)
 
 

@@ -513,7 +513,9 @@ class RelationalDataset(NodeDataset):
                 self._set(part, places[check_ids(part, getattr(self, part), src.size)])
 
         def describe(edge: int) -> str:
-            return f"edge {(int(self.src[edge]), int(self.rel[edge]), int(self.dst[edge]))}"
+            names = self.node_names, self.relation_names, self.node_names
+            fact = zip((self.src[edge], self.rel[edge], self.dst[edge]), names, strict=True)
+            return f"edge ({', '.join(str(i if n is None else n[i])[:40] for i, n in fact)})"
 
         self._set_disjoint(parts, describe)
         self._check_types()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import warnings
 import zlib
 from pathlib import Path
 
 import numpy as np
 
 from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
-from jax_gnn.convert import from_table
 from jax_gnn.convert._columns import numbered_fields, opened, read_columns
+from jax_gnn.datasets._csv import edges_alone
 from jax_gnn.datasets._dataset import GraphDataset, HypergraphDataset
+from jax_gnn.datasets._table_files import TableOptions
 
 
 def load_snap(path: str | os.PathLike[str]) -> GraphDataset:
@@ -32,17 +32,7 @@ def load_snap(path: str | os.PathLike[str]) -> GraphDataset:
             is_list = False
     if not is_list:
         raise ValueError(f"{file} must begin with # as SNAP's lists of edges do")
-    with errors_in(file), warnings.catch_warnings(action="ignore", category=UserWarning):
-        data = from_table(file)
-        names = data.node_names
-        return GraphDataset(
-            name=_name(file),
-            num_nodes=data.graph.num_nodes,
-            src=data.graph.cols,
-            dst=data.graph.rows,
-            y=np.full(data.graph.num_nodes, -1),
-            node_names=None if names is None else tuple(map(str, names.tolist())),
-        )
+    return edges_alone(file, TableOptions(), GraphDataset)
 
 
 def load_matrix_market(path: str | os.PathLike[str]) -> GraphDataset:
@@ -62,7 +52,7 @@ def load_matrix_market(path: str | os.PathLike[str]) -> GraphDataset:
             raise ValueError(f"expected a square matrix, got {num_rows} x {num_cols}")
         Memory(file).claim(f"{num_rows} nodes", num_rows * ID_BYTES)
         return GraphDataset(
-            name=_name(file),
+            name=file.name.partition(".")[0],
             num_nodes=num_rows,
             src=table["src"] - 1,
             dst=table["dst"] - 1,
@@ -87,17 +77,13 @@ def load_hmetis(path: str | os.PathLike[str]) -> HypergraphDataset:
         sizes = f"{num_nodes} nodes and {num_hyperedges} hyperedges"
         Memory(file).claim(sizes, (num_nodes + num_hyperedges) * ID_BYTES)
         return HypergraphDataset(
-            name=_name(file),
+            name=file.name.partition(".")[0],
             num_nodes=num_nodes,
             num_hyperedges=num_hyperedges,
             node_idx=table["src"] - 1,
             hyperedge_idx=table["dst"] - 1,
             y=np.full(num_nodes, -1),
         )
-
-
-def _name(path: Path) -> str:
-    return path.name.partition(".")[0]
 
 
 def _sizes(path: Path) -> list[int]:

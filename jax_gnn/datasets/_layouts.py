@@ -14,9 +14,7 @@ _TYPE = re.compile(rf"(?P<type>.+?){_SUFFIX}").fullmatch
 
 
 def layout_of(path: Path) -> str:
-    """Return the layout of tables, "graph", "hypergraph", "graphs" or "types"; "" for other files.
-
-    The layout "edges" is a table of edges alone: ``edges.csv`` of a folder, or a path to any table.
+    """Return "graph", "hypergraph", "graphs", "types", or "edges" for edges alone; "" elsewhere.
 
     Raises:
         ValueError: A folder has tables of two layouts.
@@ -81,4 +79,5 @@ def type_tables(folder: Path) -> dict[str, Path]:
 def dataset_name(path: Path, table: Path) -> str:
     """Return the name of a dataset: that before "nodes" in the table's, or that of the folder."""
     match, folder = _TABLE(table.name), path if path.is_dir() else path.parent
-    return (match["name"].rstrip("-_.") if match else "") or folder.absolute().name
+    stem = match["name"].rstrip("-_.") if match else table.name.partition(".")[0]
+    return stem or folder.absolute().name

@@ -44,13 +44,9 @@ KNOWN = "; known are "  # precedes the list of formats in the error of a loader
 _Formats = Mapping[Callable[..., Dataset], tuple[str, ...]]
 
 _TABLES = [f"*{part}.{kind}" for part in ("nodes", "edges", "graphs") for kind in SUFFIXES]
-_LAYOUTS: Mapping[Any, tuple[str, ...]] = {
-    load_csv: ("graph", "edges"),
-    load_hypergraph_csv: ("hypergraph",),
-    load_graphs_csv: ("graphs",),
-    load_relational_csv: ("types", "edges"),
-    load_hmetis: ("",),
-}
+_LAYOUTS = {load_csv: "graph", load_hypergraph_csv: "hypergraph", load_graphs_csv: "graphs"}
+_LAYOUTS |= {load_relational_csv: "types", load_hmetis: ""}
+_OF_EDGES = load_csv, load_relational_csv  # also take a table of edges alone
 
 _DIGITS = ("digits: scikit-learn's handwritten digits",)
 
@@ -236,9 +232,9 @@ def _load(
     ]
     # Tables are of one layout; an hMETIS file beside a table of nodes is part of them.
     layout = layout_of(path)
-    matches = [load for load in matches if layout in _LAYOUTS.get(load, (layout,))]
+    matches = [load for load in matches if _LAYOUTS.get(load, layout) == layout]
     if layout == "edges" and not matches:
-        matches = [load for load in formats if layout in _LAYOUTS.get(load, ())]
+        matches = [load for load in formats if load in _OF_EDGES]
     if path.is_dir():  # where each .npz file is a dataset, and text may be anything
         others = [load for load in matches if "*.npz" not in formats[load]]
         if matches and not others:
@@ -252,7 +248,7 @@ def _load(
     if len(matches) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
     (load,) = matches
-    if any(_LAYOUTS.get(load, ())):
+    if _LAYOUTS.get(load):
         return load(path, **options)
     _check_options(path, options)
     return load(path)

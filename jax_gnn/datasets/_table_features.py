@@ -113,7 +113,6 @@ class TableFeatures:
         parts: Features of each of these columns, ``(rows, features)``.
         details: Description of each column of the table, by name.
         notices: Sentences about typos, missing numbers and unknown values.
-        large: Columns of numbers that float32 rounds.
         filled: Descriptions of missing cells that were filled.
     """
 
@@ -123,7 +122,6 @@ class TableFeatures:
     parts: list[np.ndarray] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
-    large: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
 
     @property
@@ -204,8 +202,7 @@ class TableFeatures:
             self.notices.append(f"column {name!r}: {reading.typos}")
         if reading.how.startswith("with decimal commas"):
             self.notices.append(f"column {name!r}: numbers {reading.how}")
-        if column.kind == "number" and (array := numbers(reading.values)) is not None:
-            self.large += [name] * (array.dtype != np.float32)
+        self.notices += rounding_of(name, reading.values) if column.kind == "number" else ()
         if column.kind == "category":
             cells = reading.values.tolist()
             known = {*column.values, None}
@@ -219,6 +216,14 @@ class TableFeatures:
         self.details[name] = _description(column, reading)
         if reading.missing and column.kind in ("number", "time"):
             self.filled.append(f"{name} ({reading.missing:,})")
+
+
+def rounding_of(name: str, values: np.ndarray) -> list[str]:
+    """Return a sentence about a column of numbers that float32 rounds, if it does."""
+    array = numbers(values)
+    assert array is not None
+    told = f"column {name!r} has numbers beyond 2**24, which float32 rounds: subtract the least"
+    return [f"{told}, or divide"] * (array.dtype != np.float32)
 
 
 def _description(column: ColumnFeatures, reading: Reading) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from jax_gnn._core.files import Memory, errors_in
-from jax_gnn.convert._columns import Column, encode, numbers
+from jax_gnn.convert._columns import encode
 from jax_gnn.convert._kinds import (
     FILLS,
     MAX_TYPOS,
@@ -32,11 +31,10 @@ from jax_gnn.convert._names import (
     find_id,
     find_label,
     taken_as,
-    word_of,
 )
 from jax_gnn.convert._table import NamedTable, Roles, assign_ids
 from jax_gnn.datasets._dataset import NodeDataset
-from jax_gnn.datasets._table_features import TableFeatures
+from jax_gnn.datasets._table_features import TableFeatures, rounding_of
 
 D = TypeVar("D", bound=NodeDataset)
 
@@ -51,10 +49,9 @@ _WORDS = {
     "relation": ("relation", "rel", "predicate", "type", "edgetype"),
     "split": ("split",),
 }
-_TRUE = {"True", "TRUE", "true", "1"}
 _MIN_ROWS, _MAX_ROWS = 10, 10_000  # for a value of a column that tells the label, and in all
 _SAMPLE = 100  # rows that may show that a column has no parts of the data
-_USES = {"id": "names", "relation": "relations", "graph": "the graph of each row", "split": "parts of the data"}
+_USES = {"id": "names", "graph": "the graph of each row", "split": "parts of the data"}
 
 
 @dataclass(frozen=True)
@@ -156,21 +153,10 @@ class FileTable(NamedTable):
         self.time, self.unit = times.astype(np.int64), read_unit
 
     def rounded(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Return a column of numbers in float32, after a warning if that rounds them."""
-        array = numbers(values)
-        assert array is not None
-        if array.dtype != np.float32:
-            self.warn_rounded(name)
+        """Return a column of numbers in float32, and tell if that rounds them."""
+        self.notices += rounding_of(name, values)
         with np.errstate(over="ignore"):  # large numbers become inf, which datasets refuse
-            return array.astype(np.float32)
-
-    def warn_rounded(self, name: str) -> None:
-        """Warn of a column of numbers that float32 rounds."""
-        warnings.warn(
-            f"{self.path}: column {name!r} has numbers beyond 2**24, which float32 rounds: "
-            "subtract the least, or divide",
-            stacklevel=5,
-        )
+            return values.astype(np.float32)
 
 
 @dataclass
@@ -240,8 +226,6 @@ class NodeTable(FileTable):
                 self.features.follow(columns, plan)
             elif not of_graphs:
                 self.features.read(columns, options.fill_missing, options.text)
-            for name in self.features.large:
-                self.warn_rounded(name)
             reason = "graphs have no features of their own" if of_graphs else "ignored"
             unused = self.columns.keys() - self.roles.values()
             self.details |= dict.fromkeys(unused, f"not used: {reason}") | self.features.details
@@ -269,26 +253,15 @@ class NodeTable(FileTable):
         return self
 
     def _find_split(self, others: Sequence[str]) -> None:
-        """Take a column of parts of the data as the split, or masks of the parts, as PyG's."""
-
-        def words_in(cells: Column) -> set[str]:
-            return {word.casefold() for word in as_words(cells).tolist() if word}
-
+        """Take the first column of nothing but two parts of the data, and more, as the split."""
         for name in others:
-            cells = self.columns[name]
-            if words_in(cells[:_SAMPLE]) <= _PARTS.keys() and len(words := words_in(cells)) > 1:
-                if words <= _PARTS.keys():
-                    self.roles["split"], self.details[name] = name, _USES["split"]
-                    return
-        masks = {f"{part} mask": part for part in _PARTS}
-        names = {role: find(others, (word_of(role),), role) for role in masks}
-        if names["train mask"] and names["test mask"]:
-            parts = np.full(len(self.columns[names["test mask"]]), None, object)
-            for role, name in ((role, name) for role, name in names.items() if name):
-                is_part = [word in _TRUE for word in as_words(self.columns[name]).tolist()]
-                parts[is_part] = masks[role]
-                self.roles[role], self.details[name] = name, _USES["split"]
-            self.columns["split"], self.roles["split"] = parts, "split"
+            for cells in (self.columns[name][:_SAMPLE], self.columns[name]):
+                words = {word.casefold() for word in as_words(cells).tolist() if word}
+                if not words <= _PARTS.keys():
+                    break
+            if len(words) > 1 and words <= _PARTS.keys():
+                self.roles["split"], self.details[name] = name, _USES["split"]
+                return
 
     @property
     def is_unlabelled(self) -> np.ndarray:
@@ -352,7 +325,7 @@ class NodeTable(FileTable):
         if (rows := np.flatnonzero((of_rows != "") & self.is_unlabelled)).size:
             where = f"column {name!r}: {self.place(rows[0])} ({names[rows[0]]!r})"
             problem = f"{where} has {kinds.tolist()[codes[rows[0]]]!r}, but no label"
-            if (of_rows[rows] != "test_idx").any() or "test_idx" not in parts:
+            if (of_rows[rows] != "test_idx").any():
                 raise ValueError(problem)
             # Rows whose labels a competition keeps for itself.
             self.notices.append(f"{problem}; {rows.size:,} rows are such, and are not tested on")
@@ -379,7 +352,6 @@ class EdgeTable(FileTable):
 
     weight: np.ndarray | None = None
     features: np.ndarray | None = None
-    feature_names: Sequence[str] = ()
 
     @classmethod
     def read(
@@ -408,7 +380,8 @@ class EdgeTable(FileTable):
 
         with errors_in(path):
             self = cls.read_file(path, (ends[0], "", ends[1]), roles_of, words[0])
-            self.details |= {self.roles[role]: "ids" for role in words[0]}
+            names = (self.roles.get(role) for role in (*words[0], "relation"))
+            self.details |= dict.fromkeys(filter(None, names), "ids")
             if name := self.roles.get("weight", ""):
                 reading = read_kind(name, self.columns[name], self.place, "number")
                 values, how = reading.values, f" {reading.how}" * bool(reading.how)
@@ -425,32 +398,19 @@ class EdgeTable(FileTable):
                 except ValueError as error:  # such as of durations
                     self.notices.append(f"{error}; times are not used")
             if uses and not any(ends):  # edges between types have no features
-                self._read_features(options)
+                self._read_features({*self.roles.values(), *options.ignore})
         return self
 
-    def _read_features(self, options: TableOptions) -> None:
-        """Read the other columns that have a number in each row; of later tables, the same ones."""
-        known = options.plan.get("edge_features")
+    def _read_features(self, others: set[str]) -> None:
+        """Read the columns that have a number in each row, but for others."""
         features = {}
-        for name in sorted(self.columns.keys() - {*self.roles.values(), *options.ignore}):
-            kind: Kind | None = None if known is None else "number"
+        for name in sorted(self.columns.keys() - others):
             with contextlib.suppress(ValueError):
-                if name in (self.columns if known is None else known):
-                    reading = read_kind(name, self.columns[name], self.place, kind)
-                    is_number = reading.kind == "number" and not reading.missing
-                    if is_number and np.isfinite(reading.values).all():
-                        features[name], self.details[name] = reading.values, "feature of edges"
-        if features and known in (None, [*features]):
+                reading = read_kind(name, self.columns[name], self.place)
+                if reading.kind == "number" and np.isfinite(reading.values).all():
+                    features[name], self.details[name] = reading.values, "feature of edges"
+        if features:
             self.features = np.stack([*features.values()], 1)
-            self.feature_names = [*features]
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Leave out all rows but those of these numbers."""
-        place, self.is_kept = self.place, rows
-        self.place = lambda row: place(int(rows[row]))
-        for part in ("weight", "features", "time"):
-            if (values := getattr(self, part)) is not None:
-                setattr(self, part, values[rows])
 
 
 def number_ends(
@@ -481,21 +441,20 @@ def number_ends(
         problem = (
             f"the {name} {value[0]!r:.80}, which is the id of no node" if value else f"no {name}"
         )
-        count = f"{is_unknown.sum():,} of {len(is_unknown):,} rows are such"
+        count = f"{is_unknown.sum():,} of {unknown.shape[1]:,} rows are such"
         problem = f"{table.place(row)} has {problem}; {count}"
         if is_unknown.mean() <= MAX_TYPOS:
             table.notices.append(f"{problem}, and left out")
-            table.keep(rows := np.flatnonzero(~is_unknown))
+            table.is_kept = rows = np.flatnonzero(~is_unknown)
+            for part in ("weight", "features", "time"):
+                if (values := getattr(table, part)) is not None:
+                    setattr(table, part, values[rows])
             ids[:] = [column[rows] for column in ids]
             continue
         kind = table.key[2 * side] if table.key[2 * side] in nodes else table.key[0]
-        if kind not in nodes:
-            raise ValueError(f"{table.path}: {problem}: leave the rows out")
-        file, known = nodes[kind].path, names[kind].tolist()
-        raise ValueError(
-            f"{file}: {problem}: add the nodes to {file.name}, where ids are such as "
-            f"{known[0]!r:.80}, or leave the rows out"
-        )
+        file, known = nodes.get(kind, table).path, next(iter(names[kind].tolist()), "")
+        add = f"add the nodes to {file.name}, where ids are such as {known!r:.80}, or "
+        raise ValueError(f"{file}: {problem}: {add * (kind in nodes)}leave the rows out")
     return names, pairs
 
 

@@ -142,27 +142,16 @@ def _table(path: Path) -> tuple[np.ndarray, list[int]]:
         lines = {number: line for number, line in read_lines(path) if line.strip()}
         if not lines:
             raise ValueError("the file is empty")
-        try:
-            return np.loadtxt(list(lines.values()), comments=None, ndmin=2), list(lines)
-        except ValueError as error:
-            raise ValueError(_table_error(lines) or str(error)) from error
-
-
-def _table_error(lines: dict[int, str]) -> str:
-    """Say why lines are not a table; numpy's own message has no number of the line."""
-    # The first line sets the number of columns.
-    columns = 0
-    for number, line in lines.items():
-        fields = line.split()
-        columns = columns or len(fields)
-        if len(fields) != columns:
-            return f"line {number}: expected {columns} columns, as before, got {len(fields)}"
-        for field in fields:
+        rows: list[list[float]] = []
+        for number, line in lines.items():
             try:
-                float(field)
-            except ValueError:
-                return f"line {number}: expected numbers, got {field!r:.80}"
-    return ""
+                rows.append([*map(float, line.replace("_", "x").split())])  # float() takes 1_0
+            except ValueError as error:
+                raise ValueError(f"line {number}: expected numbers, got {line!r:.80}") from error
+            if len(rows[-1]) != len(rows[0]):
+                count = f"{len(rows[0])} columns, as before, got {len(rows[-1])}"
+                raise ValueError(f"line {number}: expected {count}")
+        return np.array(rows), list(lines)
 
 
 def _integers(what: str, column: np.ndarray, lines: list[int]) -> np.ndarray:

@@ -55,7 +55,6 @@ def load_triples(path: str | os.PathLike[str]) -> RelationalDataset:
     edges = np.split(np.arange(src.size), stops)
     split: dict[str, Any] = {f"{part}_edges": ids for part, ids in zip(facts, edges, strict=True)}
     with errors_in(folder):
-        _check_disjoint(facts, numbers)
         return RelationalDataset(
             name=folder.resolve().name,
             num_nodes=len(numbers["nodes"]),
@@ -125,21 +124,3 @@ def _dictionary(folder: Path, what: str) -> dict[str, int]:
             key = next(key for key in names if ids[names[key]] != key)
             raise ValueError(f"the name {names[key]!r:.80} is there twice")
         return ids
-
-
-def _check_disjoint(facts: dict[str, np.ndarray], numbers: dict[str, dict[str, int]]) -> None:
-    """Raise an error that names a fact of two files."""
-    rows = np.concatenate(list(facts.values()))
-    files = np.repeat([TRIPLES[part] for part in facts], [len(ids) for ids in facts.values()])
-    # Equal facts are adjacent after a sort; they are errors if from two files.
-    order = np.lexsort(rows.T)
-    rows, files = rows[order], files[order]
-    repeated = (rows[1:] == rows[:-1]).all(1) & (files[1:] != files[:-1])
-    if repeated.any():
-        i = int(np.argmax(repeated))
-        nodes, relations = (tuple(numbers[what]) for what in ("nodes", "relations"))
-        src, rel, dst = rows[i].tolist()
-        raise ValueError(
-            f"the fact {nodes[src]!r:.40}, {relations[rel]!r:.40}, {nodes[dst]!r:.40} is in "
-            f"{files[i]} and in {files[i + 1]}"
-        )
