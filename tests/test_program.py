@@ -947,7 +947,8 @@ def set_transformer(g, x: Node, e: Edge, w):
 
 def masked_attention(g, x: Node, e: Edge):
     """Scores of -inf, for all edges of some nodes."""
-    return g.sum(g.softmax(jnp.where(e[:1] > 0.5, e[:1], -jnp.inf)) * g.src(x))
+    s = jnp.where(e[:2] > 0.5, e[:2], -jnp.inf)
+    return g.sum(g.softmax(s[:1]) * g.src(x)), g.softmax(s[1:])
 
 
 @pytest.mark.usefixtures("with_regions")
@@ -965,6 +966,12 @@ def test_softmax_in_regions(rng, monkeypatch, function, sizes):
     if function is set_transformer:
         arguments["w"] = rng.normal(size=(6, 6))
     assert_same(function, graph, arguments)
+
+
+def test_scores_of_minus_infinity(rng):
+    graph = random_graph(rng, Sizes(padding=3))
+    arrays = {"x": rng.normal(size=(9, 2)), "e": rng.normal(size=(33, 2))}
+    assert_same(masked_attention, graph, arrays)
 
 
 def test_default_precision_is_that_of_the_call(rng):

@@ -374,9 +374,12 @@ class Lowering:
     def _softmax(self, row: Row) -> Array:
         assert isinstance(row.op, Softmax)
         x = self._at_rows(row.operands[0], row.space)
-        acc = accumulator_dtype(x.dtype)
         matrix = self.matrices.matrix(row.space, row.op.way)
-        shares: Array = segment_softmax(as_matrix(x).astype(acc), matrix)
+        scores = as_matrix(x).astype(accumulator_dtype(x.dtype))
+        # The op makes NaN of rows whose scores are all -inf; here -inf leaves an edge out.
+        is_out = scores == -jnp.inf
+        scores = jnp.where(is_out, jnp.finfo(scores.dtype).min, scores)
+        shares = jnp.where(is_out, 0, segment_softmax(scores, matrix))
         return shares.astype(x.dtype).reshape(x.shape)
 
     def _entries(self, row: Row, dtype: DTypeLike) -> Array:

@@ -176,7 +176,10 @@ class _View:
         return jax.tree.map(reduced, row)
 
     def softmax(self, row: object) -> Any:
-        """Return the softmax over the edges into each node, elementwise: a row of edges."""
+        """Return the softmax over the edges into each node, elementwise: a row of edges.
+
+        Its value is 0 where the score is -inf, also if all scores of the node are.
+        """
         if self._way != "src":
             return _bind(_softmax, row, way=self._way)
 
