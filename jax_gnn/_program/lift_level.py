@@ -180,7 +180,7 @@ class LevelProgram:
         )
         if texts is not None:
             texts.append(self.program.explain(*arguments))
-        reduced, stored = self._checkpointed()(*arguments)
+        reduced, stored = self._checkpointed(arguments)(*arguments)
         # Rows that all edges share come without the axis of edges.
         stored = [
             jnp.broadcast_to(y, (order.graph.num_edges, *y.shape)) if y.ndim < var.aval.ndim else y
@@ -188,14 +188,16 @@ class LevelProgram:
         ]
         return [y[:-NUM_GHOSTS] if order.has_ghosts[1] else y for y in reduced], stored
 
-    def _checkpointed(self) -> Callable[..., Any]:
+    def _checkpointed(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         """Return the program, which makes its values again for gradients if all results were so.
 
-        Regions on GPUs do so anyway.
+        Programs with regions do so anyway.
         """
         results = [*(eqn.outvars[0] for eqn in self.scatters), *self.stored]
         checkpoints = self._analysis.flat.checkpoints
-        if backend() != "cpu" or not all(var in checkpoints for var in results):
+        if not all(var in checkpoints for var in results):
+            return self.program
+        if backend() != "cpu" and self.program.planned(*arguments).regions:
             return self.program
         options = checkpoints[results[0]]
         policy, prevent_cse = options["policy"], options["prevent_cse"]
