@@ -351,9 +351,10 @@ def test_any_axes(name, rng):
         checked.check(mesh, specs, str(specs), closed_over=False)
 
 
+@by_kind
 @pytest.mark.parametrize("name", NAMES)
-def test_batch(name, rng):
-    """Each device has elements of a batch of calls; `test_sharding` has explicit axes, too."""
+def test_batch(name, kind, rng):
+    """Each device has elements of a batch of calls."""
     elements = [calls(rng)[name] for _ in range(2)]
     shapes = [jax.tree.map(np.shape, element.index) for element in elements]
     if shapes[0] != shapes[1]:  # graphs differ in their number of pairs
@@ -367,7 +368,7 @@ def test_batch(name, rng):
         for parts in zip(*((element.index, element.arrays) for element in elements), strict=True)
     ]
     checked = Checked(Call(batched, *stacked), rng)
-    mesh = Mesh(np.array(devices()[:2]), ("d",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(devices()[:2]), ("d",), axis_types=(kind,))
     checked.check(mesh, dict.fromkeys(range(len(checked.leaves)), P("d")), "batch", False)
 
 

@@ -67,10 +67,11 @@ class Pairs:
     @property
     def relations(self) -> Any:
         """Relation of each pair in the order of relations, ``(num_pairs,)``, then padding."""
-        # Pairs of a relation are contiguous, so that sizes alone determine relations.
+        # Pairs of a relation are contiguous: a pair's relation is the number of those that end
+        # before it. JAX's search, a loop, takes no batch over explicit mesh axes.
         bounds = jnp.cumsum(self.sizes, dtype=self.sizes.dtype)
-        pairs = jnp.arange(self.num_pairs, dtype=bounds.dtype)
-        relations = jnp.searchsorted(bounds, pairs, side="right", method="scan_unrolled")
+        ends = jnp.zeros(self.num_pairs, bounds.dtype).at[bounds]
+        relations = jnp.cumsum(ends.add(1, mode="drop", indices_are_sorted=True))
         return relations.astype(self.nodes.dtype)
 
     @property

@@ -117,7 +117,8 @@ class TypedEdges:
             exact: Any = {"precision": "highest", "preferred_element_type": acc}
 
             def dots(x: Array, vectors: Array) -> Array:
-                table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **exact)
+                # Each reshape joins or splits axes alone, as explicit axes of a batch ask.
+                table = jnp.einsum("nk,rhk->nrh", x, vectors, **exact)
                 return table.reshape(-1, vectors.shape[1])
 
             if x_dst is x:
@@ -154,8 +155,9 @@ def _block_diagonal(kernel: Array, width: int) -> Array:
         return kernel
     heads = width // k
     is_block = jnp.eye(heads, dtype=bool)[:, None, :, None]
-    by_head = kernel.reshape(relations, 1, k, heads, n // heads)
-    return jnp.where(is_block, by_head, 0).reshape(relations, width, n)
+    by_head = kernel.reshape(relations, k, heads, n // heads)[:, None]
+    blocks = jnp.where(is_block, by_head, 0).reshape(relations, width, heads, n // heads)
+    return blocks.reshape(relations, width, n)
 
 
 # --- RGAT ----------------------------------------------------------------------------------------
