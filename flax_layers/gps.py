@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import field
 from typing import Any, Literal
@@ -85,21 +86,26 @@ def _attend_padded(batch: Batch[Any], operands: tuple[Array, ...], size: int) ->
         .reshape(-1, size, *rows.shape[1:])
         for rows in operands
     )
-    if size > _CUDNN_NODES and _has_cudnn(query):
-        lengths = jnp.clip(sizes, 1, size).astype(jnp.int32)
-        y = jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            implementation="cudnn",
+    attend: Any = _attend_graphs
+    if size > _CUDNN_NODES and _has_cudnn(query):  # the process may compile for its CPU, too
+        attend = functools.partial(
+            jax.lax.platform_dependent, cuda=_attend_by_cudnn, default=_attend_graphs
         )
-    else:
-        is_node = jnp.arange(size, dtype=sizes.dtype)[None] < sizes[:, None]
-        y = _attend(query, key, value, is_node, is_node)
+    y = attend(query, key, value, sizes)
     y = y.reshape(count, *y.shape[2:])
     return y.at[places].get(mode="fill", fill_value=0, unique_indices=True)
+
+
+def _attend_graphs(query: Array, key: Array, value: Array, sizes: Array) -> Array:
+    """Attend within ``(graphs, rows, heads, width)``, of which the first ``sizes`` are nodes."""
+    is_node = jnp.arange(query.shape[1], dtype=sizes.dtype)[None] < sizes[:, None]
+    return _attend(query, key, value, is_node, is_node)
+
+
+def _attend_by_cudnn(query: Array, key: Array, value: Array, sizes: Array) -> Array:
+    lengths = jnp.clip(sizes, 1, query.shape[1]).astype(jnp.int32)
+    options: Any = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    return jax.nn.dot_product_attention(query, key, value, implementation="cudnn", **options)
 
 
 def _has_cudnn(query: Array) -> bool:

@@ -192,12 +192,13 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
     add("relational_lookup", jax_gnn.relational_lookup, relations, **table)
     kernel = normal(RELATIONS, WIDTH, HEADS * OUT)
     vectors = {"src": normal(RELATIONS, HEADS, OUT), "dst": normal(RELATIONS, HEADS, OUT)}
+    of_relation = {name: normal(RELATIONS, HEADS, WIDTH, WIDTH) for name in ("keys", "values")}
+    flat = {name: normal(NODES, HEADS * WIDTH) for name in ("query", "key", "value")}
     for method in ("source_pairs", "destination_pairs"):
         function = functools.partial(rgat, method=method)
         add(f"rgat_attention, {method}", function, relations, x=x, kernel=kernel, **vectors)
-    of_relation = {name: normal(RELATIONS, HEADS, WIDTH, WIDTH) for name in ("keys", "values")}
-    flat = {name: normal(NODES, HEADS * WIDTH) for name in ("query", "key", "value")}
-    add("hgt_attention", hgt, relations, **flat, **of_relation)
+        function = functools.partial(hgt, method=method)
+        add(f"hgt_attention, {method}", function, relations, **flat, **of_relation)
 
     edge_rows = normal(EDGES, WIDTH)
     add("program, region", gated, square, x=x, e=edge_rows)
@@ -214,9 +215,9 @@ def rgat(graph, x, kernel, src, dst, method: str):
     return jax_gnn.rgat_attention(graph, x, weights, method=method)
 
 
-def hgt(graph, query, key, value, keys, values):
+def hgt(graph, query, key, value, keys, values, method: str):
     weights = jax_gnn.HGTWeights.of(keys, values)
-    return jax_gnn.hgt_attention(graph, query, key, value, weights, heads=HEADS)
+    return jax_gnn.hgt_attention(graph, query, key, value, weights, heads=HEADS, method=method)
 
 
 @program
