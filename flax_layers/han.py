@@ -25,7 +25,7 @@ from flax_layers._declaration import LinearOptions, ParameterFactory, option_nam
 from flax_layers.hetero import HeteroLinear
 from flax_layers.program_conv import EdgeDropout, dropout_key
 from jax_gnn import HeteroGraph, Node, program
-from jax_gnn.extend import check_instance, described
+from jax_gnn.extend import check_flag, check_instance, described
 from jax_gnn.relational import EdgeType
 
 
@@ -133,6 +133,7 @@ class HANConv(HANOptions):
             ValueError: A type is unknown or missing, or a shape does not fit.
         """
         check_instance("graph", graph, HeteroGraph)
+        check_flag("return_attention", return_attention)
         z, streams = graph.check_features(self.input(x_dict)), dropout_arguments(rngs=rngs)["rngs"]
         results: dict[str, list[Array]] = {name: [] for name in self.in_features}
         for key in self.edge_types:

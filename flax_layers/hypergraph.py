@@ -20,7 +20,7 @@ from flax_layers._base import (
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, HypergraphNorm
-from jax_gnn.extend import Normalization, take
+from jax_gnn.extend import Normalization, check_instance, take
 from jax_gnn.sharding import HypergraphPart
 
 
@@ -100,6 +100,7 @@ class HGNNConv(HGNNOptions, Convolution):
         if hypergraph_norm is None:
             factors = {"hyperedge_weight": weight, "normalization": self.normalization}
         elif weight is None:
+            check_instance("hypergraph_norm", hypergraph_norm, HypergraphNorm)
             factors = hypergraph_norm.scales
         else:
             raise ValueError(

@@ -20,6 +20,7 @@ from jax_gnn import Batch, segment_mean
 from jax_gnn.extend import (
     accumulator_dtype,
     as_array,
+    check_flag,
     check_instance,
     feature_wise,
     row_wise,
@@ -147,7 +148,8 @@ class NodeBatchNorm(_Norm):
             An array of the shape of x; a constant row for padding.
         """
         mask, x, scale, bias = self._masked_operands(batch, x)
-        if self.use_running_average if use_running_average is None else use_running_average:
+        mode = self.use_running_average if use_running_average is None else use_running_average
+        if check_flag("use_running_average", mode):
             dtype = accumulator_dtype(x.dtype)
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
             return _standardize(x, mean, var + self.epsilon, scale, bias)

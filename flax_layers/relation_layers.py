@@ -26,7 +26,7 @@ from flax_layers.program_conv import ProgramLayer, axes, dense
 from flax_layers.relational import takes_hetero
 from flax_layers.typed import TypedLinear
 from jax_gnn import Edge, Node, Relation, RelationalGraph
-from jax_gnn.extend import as_ids, check_instance
+from jax_gnn.extend import as_ids, check_flag, check_instance
 from jax_gnn.sampling import Blocks
 
 FiLMReduction = Literal["mean", "sum"]
@@ -156,6 +156,7 @@ class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer):
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
+        check_flag("return_attention", return_attention)
         inputs: Any = {} if attention is None else {"attention": attention}
         y, share = super().__call__(graph, x, deterministic=deterministic, rngs=rngs, **inputs)
         return (y, jax.lax.stop_gradient(share)) if return_attention else y

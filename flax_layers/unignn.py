@@ -340,6 +340,7 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
         if x0.shape != x.shape:
             raise ValueError(f"x0 must have the shape {x.shape} of x, got {x0.shape}")
         norm = unigcn_norm(hypergraph) if hypergraph_norm is None else hypergraph_norm
+        check_instance("hypergraph_norm", norm, HypergraphNorm)
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
         # The residual is added where rows of G X are stored.
         z = aggregate_incidences(hypergraph, x, residual=self.alpha * x0, **scales)
