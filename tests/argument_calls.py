@@ -704,6 +704,8 @@ WORDED: dict[str, list[Any]] = {
             indptr=np.array([0, 4]), num_segments=None),
         bad("indptr must have at least one element",
             indptr=np.zeros(0, int), segment_ids=None, num_segments=None),
+        bad("indptr must ascend",
+            indptr=np.array([0, 4, 2]), segment_ids=None, num_segments=None),
         bad("num_segments must be 1 as indptr says, got 3",
             segment_ids=None, indptr=np.array([0, 4])),
         bad("mode", mode="nonsense"),

@@ -55,7 +55,7 @@ _ERRORS = """
     Raises:
         TypeError: ids are not integers, not exactly one of ``segment_ids`` and ``indptr`` is given,
             ``num_segments`` is missing where ids are traced, or a dtype makes no sense.
-        ValueError: wrong shapes, or a size out of range.
+        ValueError: wrong shapes, a size out of range, or ``indptr`` of the host that descends.
 """
 
 

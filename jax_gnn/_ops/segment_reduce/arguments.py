@@ -8,6 +8,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.lax import GatherScatterMode
 from jax.typing import ArrayLike
@@ -136,7 +137,10 @@ def parse(
         raise TypeError(f"exactly one of segment_ids and indptr must be given, got {got}")
     # Row pointers become sorted ids, the form that all reductions take.
     if indptr is not None:
+        starts = arguments.to_array("indptr", indptr)
         indptr = arguments.as_ids("indptr", indptr)
+        if isinstance(starts, np.ndarray) and (starts[1:] < starts[:-1]).any():
+            raise ValueError(f"indptr must ascend, got {starts}")
         if indptr.shape[0] == 0:
             raise ValueError(f"indptr must have at least one element, got shape {indptr.shape}")
         size, is_sorted = indptr.shape[0] - 1, True
