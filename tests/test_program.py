@@ -1174,6 +1174,15 @@ def inside_a_loop(g, x: Node):
     return jax.lax.fori_loop(0, 65, lambda i, h: h + g.sum(g.src(x)), x)
 
 
+def inside_a_rule(g, x: Node):
+    @jax.custom_vjp
+    def clipped(x):
+        return g.sum(g.src(x))
+
+    clipped.defvjp(lambda x: (clipped(x), None), lambda _, ct: (jnp.clip(ct, -1, 1),))
+    return clipped(x)
+
+
 def differentiates(g, x: Node):
     return g.sum(jax.grad(lambda x: jnp.sum(g.src(x)))(x))
 
@@ -1197,6 +1206,7 @@ REFUSED = {
     control_flow: (TypeError, r"`return g\.sum.*if .*`: Python looks at what a row holds"),
     side_effects: (TypeError, r"`jax\.debug\.print.*`: a program has no side effects"),
     inside_a_loop: (ValueError, r"scan holds a g\.…: rows are read and reduced outside of"),
+    inside_a_rule: (ValueError, r"custom_vjp_call holds a g\.…: .* derivative rule, and of loops"),
     differentiates: (TypeError, r"not differentiated through g\.… inside a program"),
     varies: (ValueError, r"annotated as a row of a node, and varies over more"),
     of_booleans: (TypeError, r"g\.sum takes numbers, got bool"),

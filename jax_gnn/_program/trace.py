@@ -576,8 +576,8 @@ class _Walk:
                 return self._unrolled(eqn, operands)
             raise ValueError(
                 f"program {self.name}, {line}: {eqn.primitive.name} holds a g.…: rows are read and "
-                f"reduced outside of branches, and of loops but those of {MAX_STEPS} steps at "
-                "most, which are known beforehand, got one inside"
+                "reduced outside of branches, of functions with a derivative rule, and of loops "
+                f"but those of {MAX_STEPS} steps at most, which are known beforehand, got one inside"
             )
         return self._apply(eqn, operands, line, jaxpr)
 
@@ -738,15 +738,14 @@ def _name(eqn: jex.JaxprEqn) -> str:
 
 
 _JAX_FOLDER = os.path.join(os.path.dirname(jax.__file__), "")
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
-_WITH_RULES = ("custom_jvp_call", "custom_vjp_call")  # inlined only if they contain a g.…
+_CALLS = ("jit", "pjit", "closed_call", "core_call")  # not those with a derivative rule
 _INNER_JAXPRS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def _inlined(eqn: jex.JaxprEqn) -> Any:
     """Return the jaxpr of a call that is inlined; None for other equations."""
     name = eqn.primitive.name
-    if name in _CALLS and not (name in _WITH_RULES and not _has_edge_primitive(eqn)):
+    if name in _CALLS:
         return inner_jaxpr(eqn)
     if name in ("remat", "remat2", "checkpoint") and _has_edge_primitive(eqn):
         return eqn.params["jaxpr"]
