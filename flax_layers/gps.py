@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Literal
 
@@ -86,7 +87,7 @@ def _attend_padded(batch: Batch[Any], operands: tuple[Array, ...], size: int) ->
         .reshape(-1, size, *rows.shape[1:])
         for rows in operands
     )
-    attend: Any = _attend_graphs
+    attend: Callable[..., Array] = _attend_graphs
     if size > _CUDNN_NODES and _has_cudnn(query):  # the process may compile for its CPU, too
         attend = functools.partial(
             jax.lax.platform_dependent, cuda=_attend_by_cudnn, default=_attend_graphs
@@ -104,8 +105,9 @@ def _attend_graphs(query: Array, key: Array, value: Array, sizes: Array) -> Arra
 
 def _attend_by_cudnn(query: Array, key: Array, value: Array, sizes: Array) -> Array:
     lengths = jnp.clip(sizes, 1, query.shape[1]).astype(jnp.int32)
-    options: Any = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
-    return jax.nn.dot_product_attention(query, key, value, implementation="cudnn", **options)
+    of_lengths: Any = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    attend: Callable[..., Array] = jax.nn.dot_product_attention
+    return attend(query, key, value, implementation="cudnn", **of_lengths)
 
 
 def _has_cudnn(query: Array) -> bool:

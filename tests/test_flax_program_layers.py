@@ -587,11 +587,11 @@ def test_attention_of_large_graphs_is_cudnn_s(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, nodes: int, dtype: str
 ) -> None:
     """On a GPU of half types; here its place is taken by XLA's function of the same arguments."""
-    attend, called = jax.nn.dot_product_attention, []
+    attend, called, factor = jax.nn.dot_product_attention, [], [jnp.nan]
 
     def by_xla(*rows: Any, implementation: str, **lengths: Any) -> Any:
         called.append(implementation)
-        return factor * attend(*rows, implementation="xla", **lengths)
+        return factor[0] * attend(*rows, implementation="xla", **lengths)
 
     batch = Batch.from_edges([np.zeros((2, 0), int)] * 2, [nodes, 70], num_nodes=160, num_graphs=3)
     sizes = {"max_nodes": max(nodes, 70)} if nodes == 80 else {"max_nodes": 64}
@@ -599,7 +599,7 @@ def test_attention_of_large_graphs_is_cudnn_s(
     want = attention_within_graphs(batch, *rows.astype(jnp.float32), **sizes)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
-    for factor in (jnp.nan, 1):  # a process with GPUs computes on its CPU first
+    for factor[0] in (jnp.nan, 1):  # a process with GPUs computes on its CPU first
         got = attention_within_graphs(batch, *rows, **sizes).astype(jnp.float32)
         np.testing.assert_allclose(got, want, rtol=0.03, atol=0.03)
         monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, cuda, default: cuda(*x))

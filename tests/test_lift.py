@@ -383,9 +383,7 @@ def test_transformations():
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="regions store nothing of edges on GPUs")
-@pytest.mark.parametrize(
-    ("saves", "implementation"), [(False, None), (True, None), (False, "xla")]
-)
+@pytest.mark.parametrize(("saves", "implementation"), [(False, None), (True, None), (False, "xla")])
 def test_checkpoints_store_no_rows_of_edges(saves, implementation):
     rng = np.random.default_rng(0)
     x, kernels = (jnp.asarray(rng.normal(size=n), "float32") for n in ((50, 32), (6, 32, 32)))

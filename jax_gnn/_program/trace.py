@@ -576,8 +576,8 @@ class _Walk:
                 return self._unrolled(eqn, operands)
             raise ValueError(
                 f"program {self.name}, {line}: {eqn.primitive.name} holds a g.…: rows are read and "
-                "reduced outside of branches, of functions with a derivative rule, and of loops "
-                f"but those of {MAX_STEPS} steps at most, which are known beforehand, got one inside"
+                "reduced outside of branches, of functions with a derivative rule, and of loops but"
+                f" those of {MAX_STEPS} steps at most, which are known beforehand, got one inside"
             )
         return self._apply(eqn, operands, line, jaxpr)
 
