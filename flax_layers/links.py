@@ -348,7 +348,7 @@ def one_vs_all_loss(
         objects: ``(num_answers,)`` integers, the answers.
         kind: "softmax": cross-entropy, the mean over answers (Lacroix et al., ICML 2018); repeated
             answers count repeatedly. "sigmoid": binary cross-entropy, the mean over all candidates
-            (ConvE, arXiv 1707.01476), which are answers or not.
+            (ConvE, arXiv 1707.01476) of queries that have an answer.
         label_smoothing: ε of targets ``(1 - ε) y + ε / num_nodes``. For "softmax" y is one-hot for
             each answer; for "sigmoid" it is each query's row of labels, as ConvE smooths them
             (whose code adds ``1 / num_nodes``, whatever ε is).
@@ -378,7 +378,9 @@ def one_vs_all_loss(
         rows = jnp.where(is_answer, rows, len(scores))  # -1 would index the final row
         labels = jnp.zeros_like(scores).at[rows, objects].set(1, mode="drop")
         target = (1 - label_smoothing) * labels + label_smoothing / scores.shape[1]
-        return jnp.mean(jax.nn.softplus(scores) - target * scores)
+        # Queries without answers are padding of a batch.
+        losses = jnp.where(labels.any(1), (jax.nn.softplus(scores) - target * scores).mean(1), 0)
+        return losses.sum() / jnp.maximum(labels.any(1).sum(), 1).astype(scores.dtype)
     answer_scores = jnp.where(is_answer, scores[rows, objects], 0)
     # Cross-entropy with smoothed targets needs the answer's score and the mean score alone.
     logsumexp, mean = jax.nn.logsumexp(scores, 1), scores.mean(1)

@@ -126,8 +126,8 @@ def test_edges_that_are_asked_for_are_left_out():
     queries = _Queries.of(graph)
     model = make_link_model(config, NODES, RELATIONS)
     weight = model.encoder.convolutions[0].factors(graph)
-    # One query, and padding; its answers and their inverses are hidden.
-    number = 7
+    # The first query, as whose number padding is read; its answers and their inverses are hidden.
+    number = 0
     subject, relation = queries.subjects[number], queries.relations[number]
     answers = queries.answers[queries.starts[number] : queries.starts[number + 1]]
     batch = _Batches(np.array([number, -1]), np.zeros(len(answers), int), answers)

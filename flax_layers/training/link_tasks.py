@@ -198,7 +198,7 @@ def _loss(
     encode_key, decode_key, negative_key = jax.random.split(key, 3)
     if settings.leave_out:
         # An edge is hidden if it, or its inverse, answers a query of the batch.
-        in_batch = jnp.zeros(len(queries.subjects), bool).at[ids].set(batch.queries >= 0)
+        in_batch = jnp.zeros(len(queries.subjects), bool).at[ids].max(batch.queries >= 0)
         visible = ~in_batch[queries.edge_queries].any(1)
         edge_weight = jnp.where(visible, 1.0 if edge_weight is None else edge_weight, 0)
     nodes, relations = model.encode(graph, edge_weight, deterministic=False, rngs=encode_key)
