@@ -462,7 +462,8 @@ def test_targets(rng: Rng) -> None:
 
 def test_batches(rng: Rng) -> None:
     """A graph's edges count for that graph alone, by derivatives and by removal."""
-    batched = batch([random_graph(rng)[0] for _ in range(2)], num_graphs=3)
+    members = [random_graph(rng)[0] for _ in range(2)]
+    batched, unpadded = (batch(members, num_graphs=size) for size in (3, 2))
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
     weights = jnp.asarray(rng.normal(size=(F, 2)), jnp.float32)
 
@@ -475,6 +476,12 @@ def test_batches(rng: Rng) -> None:
         assert not attribution.edges[:16].any() and attribution.edges[16:].any()
         assert not attribution.nodes[:N].any() and attribution.nodes[N:].any()
     assert fidelity(model, batched, x, attribution, num_edges=32).unfaithfulness < 1e-6
+    # Graphs of padding count in no mean.
+    for function in (
+        lambda graphs: fidelity(model, graphs, x, attribution, num_edges=16),
+        lambda graphs: attribute(model, graphs, x, method="gnn_explainer").edges,
+    ):
+        np.testing.assert_allclose(function(batched), function(unpadded), atol=1e-4)
 
 
 def test_both_directions(rng: Rng) -> None:

@@ -43,7 +43,7 @@ class Attribution:
         edges: ``(num_edges,)`` in the graph's order, 0 for padding; or None. For a hypergraph,
             these are its incidences; for a directed one, those of the tails.
         layers: for attention, ``(num_edges, heads)`` for each layer.
-        index: the explained rows of the output, or None for all.
+        index: the explained rows of the output, or None as of :func:`attribute`.
         target: the explained column of each row, or None for a function of the output.
     """
 
@@ -164,7 +164,8 @@ def attribute(
         x: ``(num_nodes, *features)``, floating-point.
         target: the column of the output, or a function from the output to a number. None: the
             largest entry of each row.
-        index: the row of the output, a node or graph, or several; None for all.
+        index: the row of the output, a node or graph, or several; None for all but a batch's
+            padding.
         method: one of the above.
         num_hops: number of hops around ``index``; only that subgraph is used, which saves time in
             large graphs. Take the number of layers, and one more if they use degrees (GCN).

@@ -181,7 +181,10 @@ def prepared(
             f"it, got shape {shape}"
         )
     if index is None:
-        rows = np.arange(shape[0])
+        # Padding of a batch is no result, be it of graphs or of nodes.
+        masks = () if batch is None else (batch.mask, batch.node_mask)
+        valid = [mask for mask in masks if len(mask) == shape[0]]
+        rows = np.flatnonzero(valid[0]) if valid else np.arange(shape[0])
     else:
         rows = arguments.check_ids("index", np.atleast_1d(arguments.to_numpy("index", index)))
         arguments.check_range("index", rows, "the rows of the output", shape[0])

@@ -55,7 +55,7 @@ def fidelity(
         x: ``(num_nodes, *features)``.
         attribution: an attribution of this graph, or ``(num_edges,)`` scores in the graph's order.
         num_edges: number of edges of the explanation: those with the largest scores.
-        index: rows of the output; None for all.
+        index: rows of the output; None for all but a batch's padding.
         **named: further arguments of the model, see :func:`attribute`.
 
     Raises:
