@@ -431,7 +431,7 @@ def laplacian_encoding(graph: Graph, k: int, *, graph_ids: ArrayLike | None = No
     result = np.zeros((num_nodes, k))
     for members in _groups(graph_ids, num_nodes):
         block = scaled[members][:, members]
-        vectors = _eigenvectors(block, degree[members] > 0, min(k + 1, len(members)))[:, 1:]
+        vectors = _eigenvectors(block, degree[members], min(k + 1, len(members)))[:, 1:]
         magnitude = np.abs(vectors)
         top = np.argmax(magnitude >= magnitude.max(0, initial=0) - 1e-6, axis=0)
         sign = np.where(vectors[top, np.arange(len(top))] < 0, -1, 1)
@@ -439,18 +439,29 @@ def laplacian_encoding(graph: Graph, k: int, *, graph_ids: ArrayLike | None = No
     return cast(Array, to_device(result.astype(_float_dtype()), device_of(graph.rows)))
 
 
-def _eigenvectors(block: Any, has_edges: np.ndarray, count: int) -> np.ndarray:
+def _eigenvectors(block: Any, degree: np.ndarray, count: int) -> np.ndarray:
     """Return the eigenvectors for the smallest eigenvalues of the Laplacian of a graph."""
-    size = block.shape[0]
+    size, has_edges = block.shape[0], degree > 0
     if size <= DENSE_NODES or count >= size:
         return np.linalg.eigh(np.diag(has_edges.astype(float)) - block.toarray())[1][:, :count]
+    import scipy.sparse.csgraph
     import scipy.sparse.linalg
 
+    # Each component has an eigenvector for 0, of which Lanczos' method may miss some.
+    num_zeros, labels = scipy.sparse.csgraph.connected_components(block, directed=False)
+    squares = np.where(has_edges, degree, 1)
+    roots = np.sqrt(squares / np.bincount(labels, squares)[labels])
+    zeros = _sparse(np.arange(size), labels, (size, num_zeros), roots)[:, :count]
+    if num_zeros >= count:
+        return np.asarray(zeros.toarray())
     # The largest eigenvalues of 2 - L need no solution of linear systems, unlike the smallest of L.
     shifted = scipy.sparse.diags_array(2.0 - has_edges) + block
+    operator = scipy.sparse.linalg.LinearOperator(
+        shifted.shape, lambda x: shifted @ x - 2 * (zeros @ (zeros.T @ x)), dtype=float
+    )
     start = np.random.default_rng(0).standard_normal(size)  # the same in every call
-    values, vectors = scipy.sparse.linalg.eigsh(shifted, count, which="LA", v0=start)
-    return np.asarray(vectors[:, np.argsort(-values, kind="stable")])
+    values, vectors = scipy.sparse.linalg.eigsh(operator, count - num_zeros, which="LA", v0=start)
+    return np.hstack([zeros.toarray(), vectors[:, np.argsort(-values, kind="stable")]])
 
 
 def random_walk_encoding(

@@ -324,8 +324,14 @@ def test_laplacian_encoding(rng: Rng, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (np.take_along_axis(encoding, np.abs(encoding).argmax(0)[None], 0) > 0).all()
     # Graphs above this size take the sparse solver.
     monkeypatch.setattr(transforms, "DENSE_NODES", 8)
-    sparse_encoding = np.asarray(transforms.laplacian_encoding(graph, 4))
-    np.testing.assert_allclose(laplacian @ sparse_encoding, sparse_encoding * want[1:5], atol=1e-5)
+    path = Graph.from_edges(np.arange(19), np.arange(1, 20)).symmetrized()
+    for members in ([graph], [path] * 30, [graph, path]):  # an eigenvalue 0 for each component
+        joined = batch(members).graph
+        sparse_encoding = np.asarray(transforms.laplacian_encoding(joined, 4))
+        nodes = range(joined.num_nodes)
+        matrix = nx.normalized_laplacian_matrix(nx.Graph(networkx(joined)), nodes).toarray()
+        values = np.linalg.eigvalsh(matrix)[1:5]
+        np.testing.assert_allclose(matrix @ sparse_encoding, sparse_encoding * values, atol=1e-5)
     monkeypatch.undo()
     geometric, torch = need("torch_geometric"), need("torch")
     data = geometric.data.Data(
