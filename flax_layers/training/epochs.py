@@ -166,18 +166,22 @@ def _train_epochs(
     """
     import optax
 
-    def step(state: _State, inputs: tuple[Array, Data]) -> tuple[_State, Array]:
+    def step(state: _State, inputs: tuple[Array, Data]) -> tuple[_State, tuple[Array, Array]]:
         key, batch = inputs
         if sample is None:
             return batch_step(state, key, batch)
         # Samples and dropout have keys of their own.
         key, sample_key = jax.random.split(key)
-        result: tuple[_State, Array] = sample(
+        result: tuple[_State, tuple[Array, Array]] = sample(
             data, batch.y, sample_key, functools.partial(batch_step, state, key)
         )
         return result
 
-    def batch_step(state: _State, key: Array, batch: Data) -> tuple[_State, Array]:
+    def batch_step(
+        state: _State, key: Array, batch: Data
+    ) -> tuple[_State, tuple[Array, Array]]:
+        """Return the state after a step, and the step's loss and weight."""
+
         def loss_fn(params: PyTree) -> tuple[Array, PyTree]:
             logits, stats = apply((params, state.stats), batch.graph, batch.inputs, key)
             weight = batch.masks[0]
@@ -186,7 +190,7 @@ def _train_epochs(
             loss = masked_mean(losses(logits, batch.y), weight)
             if batch.forces is not None:
                 loss += force_weight * force_loss(params, batch.forces)
-            return loss, stats
+            return loss, (stats, weight.sum())
 
         def force_loss(params: PyTree, forces: Array) -> Array:
             """Return the squared error of forces, the mean over components that are known."""
@@ -199,10 +203,10 @@ def _train_epochs(
             known = ~jnp.isnan(forces)
             return masked_mean(jnp.where(known, errors, 0).ravel() ** 2, known.ravel())
 
-        (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        (loss, (stats, size)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
         params = _clip_hyperedge_weights(optax.apply_updates(state.params, updates))
-        return state._replace(params=params, stats=stats, optimizer=moments), loss
+        return state._replace(params=params, stats=stats, optimizer=moments), (loss, size)
 
     def evaluate(variables: PyTree) -> tuple[Array, ...]:
         if steps is None or sample is not None:
@@ -217,11 +221,11 @@ def _train_epochs(
     def epoch(state: _State, inputs: tuple[Array, Data | None]) -> tuple[_State, Metrics]:
         key, batches = inputs
         if batches is None:
-            state, loss = step(state, (key, data))
+            state, (loss, _) = step(state, (key, data))
         else:
             keys = jax.random.split(key, len(batches.y))
-            state, step_losses = jax.lax.scan(step, state, (keys, batches))
-            loss = step_losses.mean()
+            state, (step_losses, sizes) = jax.lax.scan(step, state, (keys, batches))
+            loss = masked_mean(step_losses, sizes)  # the last step may have fewer nodes
         # The best variables are selected on the device, so that epochs need no host.
         variables = state.params, state.stats
         accuracies = evaluate(variables)
@@ -276,10 +280,9 @@ class Runner:
 
     def curves(self) -> list[np.ndarray]:
         """Return the metrics of each split so far, ``(4, epochs)``."""
-        return [
-            np.stack([np.concatenate(pieces) for pieces in zip(*calls, strict=True)])
-            for calls in self._metrics
-        ]
+        for calls in self._metrics:  # joined once, as every epoch asks for them
+            calls[:] = [Metrics(*map(np.concatenate, zip(*calls, strict=True)))]
+        return [np.stack(calls[0]) for calls in self._metrics]
 
     def advance(self, keys: Array, data: Data, steps: Data | None) -> Metrics:
         """Run and time one epoch per key."""
@@ -308,11 +311,6 @@ class Runner:
             return False
         valid = self.curves()[-1][2]
         return len(valid) - 1 - int(np.where(np.isnan(valid), -np.inf, valid).argmax()) >= patience
-
-    @property
-    def last_epoch_seconds(self) -> float:
-        """Seconds per epoch of the last call."""
-        return float(self._costs["epochs"][-1])
 
     def best(self) -> tuple[float, PyTree]:
         """Return validation accuracy and variables of the current split's best epoch.

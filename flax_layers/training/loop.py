@@ -155,7 +155,7 @@ def train(
                 progress.keep_splits(number, epoch + len(call_keys), runners, best, errors)
                 rate = None
                 if feed.sample is not None:
-                    rate = len(split.train) / runners[0].last_epoch_seconds
+                    rate = len(split.train) / runners[0].costs()["epochs"][-1]
                 if on_epoch is not None:
                     stopped = runners[0].has_stopped(config.early_stopping)
                     last = (epoch + len(call_keys) if stopped else config.epochs) - 1
