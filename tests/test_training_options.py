@@ -13,7 +13,7 @@ from flax import nnx
 from test_training import make_graph_dataset, make_typed_dataset
 from test_training_minibatch import assert_same_curves, interrupt
 
-from flax_layers import GAT, GCN, GIN, gcn_norm
+from flax_layers import GAT, GCN, GIN, GatedGCNConv, gcn_norm
 from flax_layers.training import (
     RECIPES,
     GCNConfig,
@@ -222,6 +222,14 @@ def test_padding_of_own_models(rng):
         expected = x[:size] - x[:size].mean(axis=0)
         np.testing.assert_allclose(predict(graph, x[:size]), expected, atol=1e-6)
     assert predict(graph, x, pad=True).shape == (6, 2)
+    # Results of edges have rows of their own, also where nodes are padded to as many.
+    predict = Predictor(GatedGCNConv(2, 4, edge_in_features=2, rngs=nnx.Rngs(0)))
+    edge_features = rng.normal(size=(8, 2)).astype(np.float32)
+    for size in (3, 4, 6):
+        graph = Graph.from_edges(*rng.integers(size, size=(2, 8)), num_nodes=size)
+        results = predict(graph, x[:size], edge_features=edge_features)
+        exact = predict(graph, x[:size], edge_features=edge_features, pad=False)
+        jax.tree.map(lambda *y: np.testing.assert_allclose(*y, rtol=2e-5, atol=2e-6), results, exact)
     with pytest.raises(TypeError, match=r"pad must be of a jax_gnn\.Graph and .* got scale"):
         predict(graph, x, pad=True, scale=x)
     with pytest.raises(TypeError, match="got dict"):

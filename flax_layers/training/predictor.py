@@ -256,8 +256,8 @@ class Predictor:
             padded, x, named = _padded(graph, x, named)
             results = self(padded, x, pad=False, **named)
             # On the host, as a program that cuts rows would be compiled for each size, too.
-            count = cast(Graph, graph).num_nodes
-            return jax.tree.map(lambda y: jnp.asarray(np.asarray(y)[:count]), results)
+            sizes = {getattr(padded, name): getattr(graph, name) for name in _SIZES}
+            return jax.tree.map(lambda y: jnp.asarray(np.asarray(y)[: sizes.get(len(y))]), results)
         graphdef, *arrays = self._parts()
         if isinstance(graph, ShardedGraph):
             arrays = replicate(arrays, graph)
@@ -273,7 +273,7 @@ class Predictor:
         is_traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
         if is_traced or not isinstance(x, jax.Array | np.ndarray) or named.keys() - _ROWS.keys():
             return False
-        sizes = {name: getattr(graph, name) for name in ("num_nodes", "num_edges")}
+        sizes = {name: getattr(graph, name) for name in _SIZES}
         self._sizes.update({} if self._sizes else sizes)
         return sizes != self._sizes
 
@@ -341,6 +341,7 @@ class Predictor:
             np.savez(file, **contents | parameters)
 
 
+_SIZES = "num_nodes", "num_edges"  # of a graph that is padded
 # Arguments with a row for each node, or each edge, of a graph.
 _ROWS = dict.fromkeys(NODE_ARGUMENTS, "num_nodes") | dict.fromkeys(EDGE_ARGUMENTS, "num_edges")
 
@@ -352,8 +353,10 @@ def _padded(
     if type(graph) is not Graph or isinstance(x, Mapping) or (unknown := named.keys() - _ROWS):
         what = type(graph).__name__ if type(graph) is not Graph else ", ".join(unknown) or "x"
         raise TypeError(f"pad must be of a jax_gnn.Graph and arrays of its rows, got {what}")
-    sizes = {name: getattr(graph, name) for name in ("num_nodes", "num_edges")}
-    padded = graph.pad(**{name: 1 << (size - 1).bit_length() for name, size in sizes.items()})
+    sizes = {name: getattr(graph, name) for name in _SIZES}
+    capacities = [1 << (size - 1).bit_length() for size in sizes.values()]
+    capacities[1] <<= capacities[0] == capacities[1]  # results of nodes and edges differ in rows
+    padded = graph.pad(**dict(zip(_SIZES, capacities, strict=True)))
 
     def pad_rows(rows: Any, name: str) -> Any:
         if rows is None:
