@@ -414,7 +414,7 @@ def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
             fold_of = random_folds(classes.astype(np.int32), folds, seed=config.seed)
         fold = (seed - config.seed) % folds
         train = np.flatnonzero((fold_of != fold) & dataset.has_label())
-        test = np.flatnonzero(fold_of == fold)
+        test = np.flatnonzero((fold_of == fold) & dataset.has_label())
         return Split(train, test, test)
     labelled = np.where(dataset.has_label(), 0, -1)
     if splits_by_time(dataset, config):
