@@ -69,7 +69,8 @@ class TableEncoder(LinearOptions):
         return cls(
             out_features,
             numbers=tuple(
-                (float(c.mean()), float(c.std()) or 1.0) if c.size else (0.0, 1.0) for c in known
+                (float(c.mean()), float(c.std()) if np.ptp(c) else 1.0) if c.size else (0.0, 1.0)
+                for c in known
             ),
             num_categories=tuple(int(c.max(initial=-1)) + 1 for c in rows["categories"].T),
             num_cycles=rows["cycles"].shape[1],

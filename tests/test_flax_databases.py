@@ -153,9 +153,10 @@ def test_encoder_is_its_formula(tmp_path, dtype):
     assert np.isfinite(np.asarray(encoder(changed), np.float32)).all()
     with pytest.raises(ValueError, match=r"table\['numbers'\] must have 2 columns, got none"):
         encoder({"time": table["time"]})
-    numbers = np.float32([[0.1, 1e30], [0.1, 2e30], [0.1, np.inf]])
-    encoder = TableEncoder.of({"numbers": numbers}, 8, rngs=nnx.Rngs(0))
-    assert encoder.numbers[0][1] == 1 and np.isfinite(encoder.numbers).all()
+    for dtype in (np.float32, np.float64):
+        numbers = np.array([[0.1, 1e30], [0.1, 2e30], [0.1, np.inf]], dtype)
+        encoder = TableEncoder.of({"numbers": numbers}, 8, rngs=nnx.Rngs(0))
+        assert encoder.numbers[0][1] == 1 and np.isfinite(encoder.numbers).all()
     got = encoder({"numbers": np.float32([[0.1, np.inf]])})
     np.testing.assert_array_equal(got, encoder({"numbers": np.full((1, 2), np.nan)}))
     empty = TableEncoder.of({"time": table["time"]}, 8, rngs=nnx.Rngs(0))  # keys alone
