@@ -224,12 +224,12 @@ def test_padding_of_own_models(rng):
     assert predict(graph, x, pad=True).shape == (6, 2)
     # Results of edges have rows of their own, also where nodes are padded to as many.
     predict = Predictor(GatedGCNConv(2, 4, edge_in_features=2, rngs=nnx.Rngs(0)))
-    edge_features = rng.normal(size=(8, 2)).astype(np.float32)
+    edges = rng.normal(size=(8, 2)).astype(np.float32)
     for size in (3, 4, 6):
         graph = Graph.from_edges(*rng.integers(size, size=(2, 8)), num_nodes=size)
-        results = predict(graph, x[:size], edge_features=edge_features)
-        exact = predict(graph, x[:size], edge_features=edge_features, pad=False)
-        jax.tree.map(lambda *y: np.testing.assert_allclose(*y, rtol=2e-5, atol=2e-6), results, exact)
+        calls = [predict(graph, x[:size], edge_features=edges, pad=pad) for pad in (None, False)]
+        for results in zip(*calls, strict=True):
+            np.testing.assert_allclose(*results, rtol=2e-5, atol=2e-6)
     with pytest.raises(TypeError, match=r"pad must be of a jax_gnn\.Graph and .* got scale"):
         predict(graph, x, pad=True, scale=x)
     with pytest.raises(TypeError, match="got dict"):

@@ -177,9 +177,7 @@ def _train_epochs(
         )
         return result
 
-    def batch_step(
-        state: _State, key: Array, batch: Data
-    ) -> tuple[_State, tuple[Array, Array]]:
+    def batch_step(state: _State, key: Array, batch: Data) -> tuple[_State, tuple[Array, Array]]:
         """Return the state after a step, and the step's loss and weight."""
 
         def loss_fn(params: PyTree) -> tuple[Array, PyTree]:

@@ -114,11 +114,8 @@ class SplitGraph(WholeGraph):
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
-        convert = self._shard_rows
-        return evaluation_data(self._sharded, self.inputs, self._dataset, config, split, convert)
-
-    def _shard_rows(self, rows: np.ndarray) -> Array:
-        return merge_devices(self._sharded.shard(rows))
+        data = self._sharded, self.inputs, self._dataset, config, split
+        return evaluation_data(*data, lambda rows: merge_devices(self._sharded.shard(rows)))
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""

@@ -7,7 +7,7 @@ import functools
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import jax.export

@@ -327,10 +327,8 @@ class TrainedModel(Predictor):
         if devices > 1 and not isinstance(graph, Batch):
             graph, x, *weights = shard_inputs(graph, (x, *weights), devices, method)
         if getattr(self.config, "edge_time", False):
-            scaling, config = (
-                self.preprocessing or Preprocessing(),
-                cast(SampledConfig, self.config),
-            )
+            scaling = self.preprocessing or Preprocessing()
+            config = cast(SampledConfig, self.config)
             x = preprocessed(scaling, x)
             logits = predict_past(self.model, match.dataset, config, graph, x, *weights)
             logits = scaling.results(logits)

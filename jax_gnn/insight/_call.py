@@ -71,8 +71,8 @@ class Call(NamedTuple):
         if keep is not None:
             graph, source = without_edges(graph, keep)
             named = {
-                name: values_at(value, source) if _is_of_edges(name, value) else value
-                for name, value in named.items()
+                name: values_at(x, source) if name.startswith("edge_") and x is not None else x
+                for name, x in named.items()
             }
         named = {
             name: value.value if isinstance(value, Option) else value
@@ -119,10 +119,6 @@ def fixed_state() -> Iterator[None]:
         ) from error
 
 
-def _is_of_edges(name: str, value: Any) -> bool:
-    return name.startswith("edge_") and value is not None
-
-
 def prepared(
     model: Callable[..., Any],
     graph: Container,
@@ -148,7 +144,8 @@ def prepared(
         edges = edges_of(graph)
         for name, value in named.items():
             rows = getattr(value, "shape", ("",))[:1]
-            if _is_of_edges(name, value) and rows != (edges.num_edges,):
+            is_of_edges = name.startswith("edge_") and value is not None
+            if is_of_edges and rows != (edges.num_edges,):
                 raise ValueError(
                     f"{name} must be (num_edges={edges.num_edges}, *features), in the graph's "
                     f"order, got {arguments.described(value)}"

@@ -237,10 +237,11 @@ def block_capacity(
 
 
 def parse_graph(
-    graph: object, fanouts: object
+    graph: Any, fanouts: object
 ) -> tuple[Graph, Array | None, Relations | None, tuple[Fanout, ...]]:
     """Return a graph's edges, their relations and these relations' description, and fanouts."""
-    edges = check_homogeneous(graph)
+    edges = check_edges(graph)
+    num_nodes_of(edges, ", whose neighbours have neighbours")
     fanouts = with_all_neighbors(fanouts, edges)
     if isinstance(graph, RelationalGraph):
         by_layer = check_relation_fanouts("fanouts", fanouts, graph)
@@ -259,13 +260,6 @@ def with_all_neighbors(fanouts: Any, graph: Graph) -> Any:
         )
     most = int(np.max(graph.in_degrees(), initial=1))
     return [most if isinstance(n, int) and n == -1 else n for n in fanouts]
-
-
-def check_homogeneous(graph: Any) -> Graph:
-    """Return the edges of a graph of one kind of nodes, on the host or on a device."""
-    edges = check_edges(graph)
-    num_nodes_of(edges, ", whose neighbours have neighbours")
-    return edges
 
 
 def parse_rule(graph: Graph | RelationalGraph, edge_probability: object, edge_time: object) -> Rule:

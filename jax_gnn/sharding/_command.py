@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn.datasets import (
-    GraphDataset,
     GraphsDataset,
     HypergraphDataset,
     NodeDataset,
-    RelationalDataset,
     load_any,
 )
 from jax_gnn.graph import Graph, host_arrays
@@ -81,7 +79,7 @@ def run(args: argparse.Namespace) -> list[list[str]]:
     if not datasets:
         raise ValueError(f"{args.source} holds many graphs, which are batched, not split")
     # Some files are both a graph and a hypergraph: the graph has priority.
-    dataset = min(datasets, key=lambda data: isinstance(data, HypergraphDataset))
+    dataset: Any = min(datasets, key=lambda data: isinstance(data, HypergraphDataset))
     if args.parts > dataset.num_nodes:
         raise ValueError(
             f"--parts must be at most num_nodes = {dataset.num_nodes} of {dataset.name}, got "
@@ -89,14 +87,15 @@ def run(args: argparse.Namespace) -> list[list[str]]:
         )
     to_file = args.output is not None and args.output.suffix == ".npz"
     with host_arrays():
-        graph = _structure(dataset)
+        is_hypergraph = isinstance(dataset, HypergraphDataset)
+        graph = dataset.hypergraph() if is_hypergraph else dataset.graph()
         compared: dict[Method, tuple[np.ndarray, PartitionCosts]] = {}
         if args.method == "auto" and not isinstance(graph, Hypergraph):
             compared = compare(Adjacency.of(edges_of(graph)), args.parts)
             warn_of_no_gain([costs for _, costs in compared.values()])
         parts = next((parts for parts, _ in compared.values()), args.method)
         split = SplitArgs.parse(graph, args.parts, parts)
-        if to_file and isinstance(dataset, HypergraphDataset):
+        if to_file and is_hypergraph:
             # A file has the parts of nodes alone, by which hyperedges are placed.
             split = SplitArgs.parse(graph, args.parts, split.node_parts)
         pieces, places = split_graph(split, "")
@@ -116,13 +115,6 @@ def run(args: argparse.Namespace) -> list[list[str]]:
             write_parts(args.output, graph, pieces, places, nodes, edges)
         rows.append(["output", str(args.output)])
     return rows
-
-
-def _structure(dataset: NodeDataset) -> Splittable:
-    if isinstance(dataset, HypergraphDataset):
-        return dataset.hypergraph()
-    assert isinstance(dataset, GraphDataset | RelationalDataset)
-    return dataset.graph()
 
 
 def _values(

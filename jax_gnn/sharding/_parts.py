@@ -20,7 +20,6 @@ from jax.typing import ArrayLike
 from jax_gnn._core.activation import Activation
 from jax_gnn._core.arguments import check_features
 from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise
-from jax_gnn._core.csr import LastRows
 from jax_gnn._core.public import public
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, power
 from jax_gnn._ops.relational_aggregate.api import Halo, aggregate_with_halo
@@ -174,7 +173,9 @@ class Part(Graph, _HasHalo):
                 count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
                 self_scale = None if self_scale is None else jnp.asarray(self_scale) * count
                 out_scale, reduce = _product(1 / count, out_scale), "sum"
-            (x, halo), halo_edges = self.exchange(x, sent), self._halo_edges
+            # Edges from the halo are the last ones, sorted by source.
+            halo_edges = Halo(self.exchange, self.exchange.num_own, self.num_far).rows_of(self)
+            x, halo = self.exchange(x, sent)
         return spmm_with_halo(
             self,
             x,
@@ -209,12 +210,6 @@ class Part(Graph, _HasHalo):
         if is_relayed:  # rows of other devices cannot be mapped early
             return None
         return jax.lax.stop_gradient(function(*map(exchange.gather_sent, rows)))
-
-    @property
-    def _halo_edges(self) -> LastRows:
-        """Edges from the halo: the last ones, sorted by source."""
-        exchange = self.exchange
-        return Halo(exchange, exchange.num_own, self.num_far).rows_of(self)
 
 
 @public
