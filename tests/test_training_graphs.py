@@ -119,7 +119,8 @@ def test_features_of_edges_decide(rng, model):
     dataset = rings_and_trees(rng, 80)
     y = rng.integers(2, size=80)
     ids = np.repeat(np.arange(80), dataset.sizes)
-    features = np.stack([y[ids[dataset.dst]], rng.normal(size=dataset.num_edges)], 1)
+    amounts = 1e4 * rng.normal(10, 1, dataset.num_edges)  # which hide it unless they are scaled
+    features = np.stack([y[ids[dataset.dst]], amounts], 1)
     dataset = dataclasses.replace(dataset, y=y, edge_features=features)
     config = training.RECIPES[model].config(**SMALL, epochs=30, splits=1, dropout_rate=0.0)
     result = training.train(dataset, config)

@@ -42,6 +42,7 @@ from flax_layers.training import (
 from flax_layers.training.data import splits_by_time
 from flax_layers.training.epochs import Runner
 from flax_layers.training.feeds import SampledNodes, seeds_of_epoch
+from flax_layers.training.models import graph_of
 from flax_layers.training.trained import TrainedModel, make_model
 from jax_gnn import Graph, cli
 from jax_gnn.datasets import GraphDataset, Split
@@ -116,6 +117,32 @@ def test_of_all_edges_a_step_is_that_of_the_whole_graph(config, make, rng):
         np.testing.assert_array_equal(batch.masks[0], valid)
         np.testing.assert_allclose(logits[valid], expected[seeds[valid]], rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(batch.y[valid], data.y[seeds[valid]])
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"feature_normalization": "none"}])
+def test_features_of_edges_are_standardized(options, tmp_path):
+    scaled = make_graph_dataset()
+    edges = scaled.edge_features
+    scaled = dataclasses.replace(scaled, edge_features=(edges - edges.mean(0)) / edges.std(0))
+    raw = dataclasses.replace(scaled, edge_features=scaled.edge_features * [2, 3e4] + [0, 1e5])
+    results = [train(dataset, settings(GINEConfig, **options)) for dataset in (raw, scaled)]
+    logits = [
+        result.trained.predict(dataset)
+        for result, dataset in zip(results, (raw, scaled), strict=True)
+    ]
+    if "feature_normalization" in options:
+        assert results[0].trained.preprocessing.edges is None
+        assert not np.allclose(*logits, atol=1)
+        return
+    losses = [result.run.train_loss for result in results]
+    np.testing.assert_allclose(*losses, rtol=2e-3)
+    np.testing.assert_allclose(*logits, rtol=2e-2, atol=2e-2)
+    save_checkpoint(tmp_path / "model", results[0].trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(raw), logits[0])
+    graph = graph_of(raw, loaded.config)
+    values = graph.edge_values(raw.edge_features)
+    np.testing.assert_array_equal(loaded(graph, raw.x, edge_features=values), logits[0])
 
 
 @pytest.mark.parametrize("kind", [GINConfig, GINEConfig])

@@ -182,7 +182,10 @@ def settled(dataset: NodeDataset, config: C) -> C:
     settings: Any = config
     replace: Callable[..., C] = dataclasses.replace
     if getattr(settings, "edge_input", "") and settings.edge_in_features is None:
-        config = settings = replace(settings, edge_in_features=_edge_width(dataset))
+        changes: dict[str, Any] = {"edge_in_features": _edge_width(dataset)}
+        if changes["edge_in_features"] and settings.feature_normalization != "none":
+            changes["edge_scaling"] = _changing(_standardization(dataset.edge_features))  # type: ignore[attr-defined]
+        config = settings = replace(settings, **changes)
     if settings.scaling is not None or settings.feature_normalization not in (
         "auto",
         "standardize",
@@ -202,19 +205,32 @@ def settled(dataset: NodeDataset, config: C) -> C:
         return replace(config, feature_normalization=kind)
     scaling = {}
     for name, x in parts.items():
-        mean, std = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
-        # Columns of zeros and ones stay as they are. Constant ones become 1 at most, as float32
-        # keeps nothing of small differences between large numbers.
-        flags, constant = _is_flags(x).all(0), std < 1e-6 * (1 + np.abs(mean))
-        std = np.where(flags, 1, np.where(constant, np.maximum(np.abs(mean), 1), std))
-        mean = np.where(flags | constant, 0, mean)
+        mean, std = _standardization(x)
         if settings.sums:  # rows of length one, or sums over many neighbours explode
-            std = std * np.sqrt(max(x.shape[1], 1))
-        scaling[name] = [mean.astype(np.float32).tolist(), std.astype(np.float32).tolist()]
-    changes = any(np.any(mean) or np.any(np.subtract(std, 1)) for mean, std in scaling.values())
-    if not changes and settings.feature_normalization == "auto":
+            std = np.multiply(std, np.sqrt(max(x.shape[1], 1))).astype(np.float32).tolist()
+        scaling[name] = [mean, std]
+    if not any(map(_changing, scaling.values())) and settings.feature_normalization == "auto":
         return replace(config, feature_normalization="none")
     return replace(config, feature_normalization=kind, scaling=scaling)
+
+
+def _standardization(x: np.ndarray) -> list[list[float]]:
+    """Return means and deviations of columns, float32.
+
+    Columns of zeros and ones stay as they are. Constant ones become 1 at most, as float32 keeps
+    nothing of small differences between large numbers.
+    """
+    mean, std = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    flags, constant = _is_flags(x).all(0), std < 1e-6 * (1 + np.abs(mean))
+    std = np.where(flags, 1, np.where(constant, np.maximum(np.abs(mean), 1), std))
+    mean = np.where(flags | constant, 0, mean)
+    return [mean.astype(np.float32).tolist(), std.astype(np.float32).tolist()]
+
+
+def _changing(scaling: list[list[float]]) -> list[list[float]] | None:
+    """Return a scaling, or None if it changes nothing."""
+    mean, std = scaling
+    return scaling if np.any(mean) or np.any(np.subtract(std, 1)) else None
 
 
 def _edge_width(dataset: NodeDataset) -> int | None:
@@ -319,7 +335,25 @@ def preprocessing_of(config: TrainConfig | LinkConfig) -> Preprocessing:
         arguments["target_mean"], arguments["target_std"] = targets
         arguments["target_per_node"] = _is_per_node(config)  # type: ignore[arg-type]
     arguments["rows"] = "row" if settings.feature_normalization == "row" else "none"
+    if scaling := getattr(config, "edge_scaling", None):
+        arguments["edges"] = dict(zip(("mean", "std"), scaling, strict=True))
     return Preprocessing.of(**arguments)
+
+
+def scaled_inputs(preprocessing: Preprocessing, x: Any, *edges: Any) -> tuple[Any, ...]:
+    """Return features of nodes, and weights or features of edges, after the preprocessing."""
+    if preprocessing.edges is not None:
+        edges = tuple(preprocessed(preprocessing.edges, values) for values in edges)
+    return preprocessed(preprocessing, x), *edges
+
+
+def with_scaled_edges(dataset: Any, config: TrainConfig) -> Any:
+    """Return the dataset with features of edges after the preprocessing of settled settings."""
+    edges = preprocessing_of(config).edges
+    if edges is None:
+        return dataset
+    features = np.asarray(preprocessed(edges, dataset.edge_features))
+    return dataclasses.replace(dataset, edge_features=features)
 
 
 def raw_features(dataset: NodeDataset, config: TrainConfig | LinkConfig) -> Features:

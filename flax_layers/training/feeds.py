@@ -20,7 +20,14 @@ from flax_layers import HeteroModel
 from flax_layers.layerwise import by_layer
 from flax_layers.training.config.graphs import GraphsConfig
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
-from flax_layers.training.data import node_features, node_mask, preprocessing_of, scaled_labels
+from flax_layers.training.data import (
+    node_features,
+    node_mask,
+    preprocessing_of,
+    scaled_inputs,
+    scaled_labels,
+    with_scaled_edges,
+)
 from flax_layers.training.devices import (
     AXIS,
     REPLICATED,
@@ -41,7 +48,6 @@ from flax_layers.training.graphs import (
     to_device,
 )
 from flax_layers.training.neighborhoods import CHUNK_EDGES, Inputs, Neighborhoods, inputs_of
-from flax_layers.training.predictor import preprocessed
 from flax_layers.training.trained import model_inputs, raw_inputs, stack_of
 from flax_layers.training.types import Method, Model, PyTree
 from jax_gnn import host_arrays
@@ -109,8 +115,8 @@ class SplitGraph(WholeGraph):
         self._dataset = dataset
         with host_arrays():
             self.graph, *inputs = raw_inputs(dataset, config)
-        self._sharded, x, *weights = shard_inputs(self.graph, inputs, devices, method)
-        self.inputs = preprocessed(preprocessing_of(config), x), *weights
+        self._sharded, *inputs = shard_inputs(self.graph, inputs, devices, method)
+        self.inputs = scaled_inputs(preprocessing_of(config), *inputs)
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
@@ -145,6 +151,7 @@ class ManyGraphs(Feed):
         self.inputs = tuple(inputs)
         self._ids = padded_ids(*all_groups(dataset, config, devices))
         features: Any = node_features(dataset, config)
+        dataset = with_scaled_edges(dataset, config)
         count = max(len(split.train) for split in splits)
         self._sampling = dataset, features, count, config, devices
         self.steps_per_epoch = Sampler(*self._sampling).steps

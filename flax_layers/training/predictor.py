@@ -54,6 +54,7 @@ class Preprocessing:
         target_per_node: Whether `target_mean` is for each node of a graph whose nodes add up, as
             atoms of a molecule do.
         target_std: ``(targets,)``, factors of results, applied before; None multiplies by nothing.
+        edges: Scaling of ``edge_features``; None scales nothing.
     """
 
     mean: Columns = None
@@ -62,6 +63,7 @@ class Preprocessing:
     target_mean: Array | None = None
     target_std: Array | None = None
     target_per_node: bool = dataclasses.field(default=False, metadata={"static": True})
+    edges: Preprocessing | None = None
 
     @classmethod
     def of(
@@ -72,6 +74,7 @@ class Preprocessing:
         target_mean: ArrayLike | None = None,
         target_std: ArrayLike | None = None,
         target_per_node: bool = False,
+        edges: Mapping[str, Any] | None = None,
     ) -> Preprocessing:
         """Check and convert a user's arguments.
 
@@ -86,14 +89,17 @@ class Preprocessing:
         convert: Any = _columns_by_type if True in by_type else _columns
         targets = _columns(target_mean, target_std, "target_")
         means, stds = convert(mean, std)
-        return cls(means, stds, rows, *targets, check_flag("target_per_node", target_per_node))
+        per_node = check_flag("target_per_node", target_per_node)
+        of_edges = None if edges is None else cls.of(**edges)
+        return cls(means, stds, rows, *targets, per_node, of_edges)
 
     def as_json(self) -> dict[str, object]:
         """Return the arguments of `of` as JSON values; float32 is exact in decimals."""
         values: dict[str, object] = jax.tree.map(
-            lambda value: value.tolist() if hasattr(value, "tolist") else value, {**vars(self)}
+            lambda value: value.tolist() if hasattr(value, "tolist") else value,
+            {**vars(self), "edges": None},
         )
-        return values
+        return values | ({} if self.edges is None else {"edges": self.edges.as_json()})
 
     def __call__(self, x: PyTree) -> PyTree:
         """Scale features, ``(*batch, nodes, features)`` or by type; None stays None."""
@@ -200,6 +206,8 @@ def apply_model(
     model = nnx.merge(graphdef, state)
     model.eval()
     x = preprocessing(x)
+    if preprocessing.edges is not None and "edge_features" in options:
+        options["edge_features"] = preprocessing.edges(options["edge_features"])
     if isinstance(graph, ShardedGraph):
         y = graph.apply(lambda part, x, options: model(part, x, **options), x, options)
     elif isinstance(graph, Batch) and graph.graph_ids.ndim > 1:  # stacked batches, in turn

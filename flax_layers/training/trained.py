@@ -29,6 +29,7 @@ from flax_layers.training.data import (
     preprocessing_of,
     raw_features,
     renumbered,
+    scaled_inputs,
 )
 from flax_layers.training.devices import (
     AXIS,
@@ -43,7 +44,7 @@ from flax_layers.training.devices import (
 from flax_layers.training.graphs import all_groups, connected, stack_batches, to_device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.neighborhoods import predict_past
-from flax_layers.training.predictor import Predictor, Preprocessing, apply_model, preprocessed
+from flax_layers.training.predictor import Predictor, Preprocessing, apply_model
 from flax_layers.training.types import AnyStructure, ArrayByType, Method, Model, PyTree
 from jax_gnn import Batch, __version__, host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
@@ -87,8 +88,8 @@ def edge_argument(config: TrainConfig) -> str:
 
 def model_inputs(dataset: NodeDataset, config: TrainConfig, devices: int = 1) -> tuple[Any, ...]:
     """Return the inputs of a model of these settings: `raw_inputs` after the preprocessing."""
-    graph, x, *weights = raw_inputs(dataset, config, devices)
-    return graph, preprocessed(preprocessing_of(config), x), *weights
+    graph, *inputs = raw_inputs(dataset, config, devices)
+    return graph, *scaled_inputs(preprocessing_of(config), *inputs)
 
 
 def in_features(graph: AnyStructure, x: ArrayByType) -> int | dict[str, int]:
@@ -329,7 +330,7 @@ class TrainedModel(Predictor):
         if getattr(self.config, "edge_time", False):
             scaling = self.preprocessing or Preprocessing()
             config = cast(SampledConfig, self.config)
-            x = preprocessed(scaling, x)
+            x, *weights = scaled_inputs(scaling, x, *weights)
             logits = predict_past(self.model, match.dataset, config, graph, x, *weights)
             logits = scaling.results(logits)
         else:

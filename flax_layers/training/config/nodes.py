@@ -88,11 +88,12 @@ class TrainConfig(OptimizerConfig):
         "row: divide each node's features by their absolute sum; standardize: give each column "
         "but those of zeros and ones mean 0 and deviation 1 over all nodes, and for gin rows of "
         "length 1; auto: row where each column is mostly zero and none is negative, else "
-        "standardize",
+        "standardize; all but none standardize features of edges",
     )
     # Statistics of the training's data, which `settled` and `target_scaled` fill in.
     scaling: Scaling | None = None
     target_scaling: list[list[float]] | None = None
+    edge_scaling: list[list[float]] | None = None
     multilabel: bool = False  # whether nodes have several classes each
     edge_in_features: int | None = None
     implementation: Implementation | None = setting(
