@@ -183,8 +183,9 @@ def settled(dataset: NodeDataset, config: C) -> C:
     replace: Callable[..., C] = dataclasses.replace
     if getattr(settings, "edge_input", "") and settings.edge_in_features is None:
         changes: dict[str, Any] = {"edge_in_features": _edge_width(dataset)}
-        if changes["edge_in_features"] and settings.feature_normalization != "none":
-            changes["edge_scaling"] = _changing(_standardization(dataset.edge_features))  # type: ignore[attr-defined]
+        edges: np.ndarray | None = getattr(dataset, "edge_features", None)
+        if edges is not None and edges.size and settings.feature_normalization != "none":
+            changes["edge_scaling"] = _changing(_standardization(edges))
         config = settings = replace(settings, **changes)
     if settings.scaling is not None or settings.feature_normalization not in (
         "auto",
