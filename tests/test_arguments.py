@@ -48,7 +48,7 @@ CONV_SIZES = {"in_features": F, "out_features": 2}
 # Options that are left to flax, modules of users, and arguments by which layers call each other.
 UNCHECKED = {"rngs", "dtype", "param_dtype", "precision", "kernel_init", "bias_init"}
 UNCHECKED |= {"deterministic", "gate", "transform"}
-UNCHECKED |= {"folded", "is_scaled", "scales_result", "hypergraph_norm"}
+UNCHECKED |= {"folded", "is_scaled", "scales_result"}
 # Operands of the calls of layers that no case of them has.
 OPERANDS: dict[str, Any] = {
     **dict.fromkeys(("edge_weight", "incidence_weight"), EDGE_WEIGHT),

@@ -359,7 +359,8 @@ def test_each_edge_is_somewhere(method, num_parts, kind, hosts, rng):
 
 def check_halo_edges(part: Part, cols) -> None:
     """Check that the halo edges, by source, are the edges whose sources come after own nodes."""
-    (halo, first), num_own = part._halo_edges, part.exchange.num_own
+    num_own = part.exchange.num_own
+    halo, first = relational.Halo(part.exchange, num_own, part.num_far).rows_of(part)
     assert first == np.searchsorted(part.t_rows[: len(cols)], num_own)
     valid = np.asarray(halo.rows) >= 0
     order = np.asarray(halo.order)[valid]
