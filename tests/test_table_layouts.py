@@ -176,8 +176,8 @@ def test_splits(tmp_path, header, cells, parts):
 def test_hints_of_tables(tmp_path):
     """A feature that tells the label, edges that name no node, rows' numbers as edge features."""
     nodes = "\n".join(f"n{i},{i % 3},{'abc'[i % 3]},{i % 7},{i % 2}" for i in range(120))
-    edges = "\n".join(f"n{i},n{i + 1},{i + 7},{i},{i / 2},{i}" for i in range(119))
-    edges = f"src,dst,row_id,row,sum,joint\n{edges}\nn3,zz,1000,119,9,"
+    edges = "\n".join(f"n{i},n{i + 1},{i + 7},{i},{i / 2}" for i in range(119))
+    edges = f"src,dst,row_id,row,sum\n{edges}\nn3,zz,1000,119,9"
     files = {"nodes.csv": f"id,label,name_of_label,x,y2\n{nodes}\n", "edges.csv": edges}
     told, left_out = (data := load_csv(write(tmp_path, files))).notices
     assert told.startswith("column 'name_of_label' tells 'label', as all rows of a value have")

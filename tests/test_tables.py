@@ -327,6 +327,56 @@ def test_forms_of_a_later_table(tmp_path):
     np.testing.assert_allclose(nodes["price"], [1.234, 2.345], rtol=1e-6)
 
 
+def test_features_of_edges(tmp_path):
+    """Edges have features as nodes, and those of a later table are those of the training's."""
+    nodes, head = "id,x\na,1\nb,2\nc,3\n", "src,dst,time,fee,kind,when,note,mixed\n"
+    rows = [f"a,b,31/1/2024,{i or ''},{'xy'[i % 2]},{i + 1}/1/2024,n {i} {i}," for i in range(25)]
+    rows = [f"{row}{'q' if i > 22 else i}" for i, row in enumerate(rows)]
+    edges = head + "\n".join(row.replace("a,b", f"a,{'bc'[i % 2]}") for i, row in enumerate(rows))
+    old = load_csv(write(tmp_path / "old", nodes, edges))
+    columns = dict(old.columns)
+    assert old.edge_features.shape == (2, 4)  # the fee, both kinds, the days
+    assert columns["kind of edges.csv"] == "feature of edges: category of 2 values (x, y)"
+    assert columns["note of edges.csv"].startswith("not used: free text of 25")
+    assert columns["mixed of edges.csv"].startswith("not used: column 'mixed'")
+    later = head + "b,a,2/1/2024,,z,2/1/2024,,\nc,a,3/1/2024,7,y,,,\n"
+    new = load_csv(write(tmp_path / "new", nodes, later), recipe=old.table_recipe)
+    day = (np.datetime64("2024-01-02") - np.datetime64("2024-01-01")).astype(int)
+    np.testing.assert_allclose(new.edge_features[0], [12.5, 0, 0, day])
+    np.testing.assert_allclose(new.edge_features[1, :3], [7, 0, 1])
+    assert np.datetime64(int(new.edge_time[0]), "s") == np.datetime64("2024-01-02")
+    plain = load_csv(write(tmp_path / "c", nodes, "src,dst\na,b\n"), recipe=old.table_recipe)
+    assert plain.edge_features is None and any("lacks the columns" in n for n in plain.notices)
+    many = head + "\n".join(f"a,b,1,1,{i % 33},,," for i in range(99)).replace(",1,1,", ",1,1,k")
+    columns = dict(load_csv(write(tmp_path / "d", nodes, many)).columns)
+    assert (
+        columns["kind of edges.csv"]
+        == "not used: a category of 33 values, more than the 32 of edges"
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "parts"),
+    [
+        ("train_mask,val_mask,test_mask", ["1,0,0", "0,1,0", "0,0,1"], [[0], [1], [2]]),
+        ("is_train,is_test", ["True,False", ",TRUE", "false,"], [[0], [], [1]]),
+        ("train,test", ["1,1", "0,1", "1,0"], None),  # no parts, as a row is in both
+        ("train,test", ["1,0", "0,2", "1,0"], None),
+        ("val_mask,test_mask", ["1,0", "0,1", "1,0"], None),
+    ],
+)
+def test_masks_are_the_split(tmp_path, header, cells, parts):
+    rows = [f"n{i},{i % 2},{i * i},{cell}\n" for i, cell in enumerate(cells)]
+    nodes = f"id,label,x,{header}\n{''.join(rows)}"
+    data = load_csv(write(tmp_path, nodes, "src,dst\nn0,n1\n"))
+    if parts is None:
+        assert data.train_idx is None and len(data.feature_names) == 3
+    else:
+        found = [data.train_idx, data.val_idx, data.test_idx]
+        assert [[] if rows is None else rows.tolist() for rows in found] == parts
+        assert data.feature_names == ("x",)
+
+
 def test_columns_that_are_no_features(tmp_path):
     lines = [f"{i},n{i},{90 - i * i % 90},{i % 3},word {i},NA" for i in range(30)]
     write(tmp_path, "\n".join(["row,id,user_id,x,text,none", *lines]), "src,dst\nn1,n2\n")

@@ -158,8 +158,9 @@ def _is_index(name: str, array: np.ndarray) -> bool:
     is_whole = np.isfinite(array) & (array == np.floor(array))
     if array.ndim != 1 or len(array) < 2 or not is_whole.all():
         return False
-    if len(array) >= _MIN_ROWS and np.array_equal(array - array[0], np.arange(len(array))):
-        return bool(array[0] in (0, 1))
+    counts_rows = np.array_equal(array - array[0], np.arange(len(array))) and array[0] in (0, 1)
+    if len(array) >= _MIN_ROWS and counts_rows:
+        return True
     return _INDEX_NAME(name) is not None and len(np.unique(array)) == len(array)
 
 

@@ -58,10 +58,11 @@ def load_csv(
     ``test`` or empty. All other columns are features: numbers as they are, dates and times in days,
     text of at most 256 values one-hot. Columns that only number or name the rows, and free text,
     are left out. Edges have the columns ``src`` and ``dst``, which are ids, and optionally
-    ``weight`` and ``time``, a date or a whole number; other columns with a number in each row are
-    features of edges, by name. Without a table of nodes, these are the names that edges have.
-    Repeated edges are removed. A column ``time`` of nodes is a feature,
-    and their time.
+    ``weight`` and ``time``, a date or a whole number; other columns are features of edges, in the
+    order of their names, made as those of nodes, where categories have at most 32 values. Without a
+    table of nodes, nodes are the names that edges have. Repeated edges are removed. A column
+    ``time`` of nodes is a feature, and their time. In place of ``split``, nodes may have masks such
+    as ``train_mask`` and ``test_mask``, where one at most is true in a row.
     Columns may be called otherwise, such as ``source`` and ``target``, ``node_id``, ``class``, in
     any case: a notice tells. :func:`jax_gnn.convert.from_table`, which reads all other tables, says
     how cells are read.
@@ -110,7 +111,9 @@ def load_csv(
     notice = "column 'graph': beside graphs.csv, with a row for each, these are many graphs"
     notices = [notice] * ("graph" in nodes.details and "graph" in edges.details)
     tables = {"": nodes, edges.title: edges}
-    return finished(dataset, tables, options, nodes.features.recipe, notices)
+    return finished(
+        dataset, tables, options, nodes.features.recipe | {"edges": edges.recipe}, notices
+    )
 
 
 def edges_alone(path: Path, options: TableOptions, kind: type[D]) -> D:
@@ -140,7 +143,7 @@ def edges_alone(path: Path, options: TableOptions, kind: type[D]) -> D:
             **fields,
         )
     table.notices += shared_names([*table.roles.values()][:2], (src, dst))
-    return finished(dataset, {table.title: table}, options, {})
+    return finished(dataset, {table.title: table}, options, {"edges": table.recipe})
 
 
 def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> HypergraphDataset:
@@ -349,7 +352,7 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
             **graphs.split_fields(names.tolist()),
         )
     tables = {"": nodes, graphs.title: graphs, edges.title: edges}
-    recipe = nodes.features.recipe | {"adds_reverses": adds_reverses}
+    recipe = nodes.features.recipe | {"adds_reverses": adds_reverses, "edges": edges.recipe}
     return finished(dataset, tables, settings, recipe, notices)
 
 

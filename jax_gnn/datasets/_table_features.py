@@ -1,4 +1,4 @@
-"""Columns of a table of nodes as features, which later tables get in the same way."""
+"""Columns of a table of nodes or edges as features, which later tables get in the same way."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ColumnFeatures:
 
 @dataclass
 class TableFeatures:
-    """Features of a table of nodes, and what a reader of the table should know of them.
+    """Features of a table of nodes or edges, and what a reader of the table should know of them.
 
     Attributes:
         place: Description of the place of a row, for notices and errors.
@@ -114,6 +114,8 @@ class TableFeatures:
         details: Description of each column of the table, by name.
         notices: Sentences about typos, missing numbers and unknown values.
         filled: Descriptions of missing cells that were filled.
+        max_values: Largest number of values of a category that becomes features; None for all.
+        is_lenient: Whether columns that cannot be read are not used, as those of no features.
     """
 
     place: Place
@@ -123,6 +125,8 @@ class TableFeatures:
     details: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
+    max_values: int | None = None
+    is_lenient: bool = False
 
     @property
     def x(self) -> np.ndarray | None:
@@ -143,23 +147,37 @@ class TableFeatures:
     def read(self, table: Mapping[str, Column], fill: str, text: str) -> None:
         """Read the columns of a table of a training, by options as of `load_csv`."""
         for name, values in table.items():
-            reading = read_kind(name, values, self.place)
-            reason = {
-                "index": "an index, which numbers or names the rows",
-                "empty": "nothing but missing cells",
-            }.get(reading.kind, "")
-            if reading.kind == "text" and text == "drop":
-                count = len({*reading.values.tolist()})
-                reason = f"free text of {count:,} values; --text hash takes its words"
-            if reason:
-                self.details[name] = f"not used: {reason}"
-            else:
-                self._add(ColumnFeatures.of(name, reading, fill), reading)
+            try:
+                reading = read_kind(name, values, self.place)
+                if reason := self._obstacle(reading, text):
+                    self.details[name] = f"not used: {reason}"
+                else:
+                    self._add(ColumnFeatures.of(name, reading, fill), reading)
+            except ValueError as error:
+                if not self.is_lenient:
+                    raise
+                self.details[name] = f"not used: {error}"
         how = {
             "zero": "zero",
             "indicator": "the mean of their column, beside a feature that says which",
         }.get(fill, f"the {fill} of their column")
         self._tell_filled(how, "; --fill-missing has other choices")
+
+    def _obstacle(self, reading: Reading, text: str) -> str:
+        """Return why a column becomes no features; "" if it does."""
+        kind = reading.kind
+        if kind == "index":
+            return "an index, which numbers or names the rows"
+        if kind == "empty":
+            return "nothing but missing cells"
+        if kind == "number" or kind == "time" or (kind == "text" and text != "drop"):
+            return ""
+        count = len({*reading.values.tolist()} - {None})
+        if kind == "text":
+            return f"free text of {count:,} values; --text hash takes its words"
+        if self.max_values is not None and count > self.max_values:
+            return f"a category of {count:,} values, more than the {self.max_values} of edges"
+        return ""
 
     def follow(self, table: Mapping[str, Column], plan: Mapping[str, Any]) -> None:
         """Read the columns of a later table; `plan` is the `recipe` of that of the training."""
@@ -189,7 +207,6 @@ class TableFeatures:
     def _add(self, column: ColumnFeatures, reading: Reading) -> None:
         """Add the features of a column."""
         name, place, rows = column.name, self.place, len(reading.values)
-        self.columns.append(column)
         self.memory.claim(f"column {name!r}", 8 * rows * len(column.feature_names))
         features = column.features(reading)
         if (is_infinite := np.isinf(features).any(axis=1)).any():
@@ -197,6 +214,7 @@ class TableFeatures:
             raise ValueError(
                 f"column {name!r}: {where} has an infinite number; float32 has none beyond 3.4e38"
             )
+        self.columns.append(column)
         self.parts.append(features)
         if reading.typos:
             self.notices.append(f"column {name!r}: {reading.typos}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,7 @@ from jax_gnn.convert._names import (
     find_id,
     find_label,
     taken_as,
+    word_of,
 )
 from jax_gnn.convert._table import NamedTable, Roles, assign_ids
 from jax_gnn.datasets._dataset import NodeDataset
@@ -49,7 +51,10 @@ _WORDS = {
     "relation": ("relation", "rel", "predicate", "type", "edgetype"),
     "split": ("split",),
 }
+_MASK_WORD = re.compile("^is|mask$")  # of columns of a part: "train_mask", "is_train"
+_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "none")
 _MIN_ROWS, _MAX_ROWS = 10, 10_000  # for a value of a column that tells the label, and in all
+_MAX_EDGE_VALUES = 32  # of a category; edges are many, and each value is a feature of all
 _SAMPLE = 100  # rows that may show that a column has no parts of the data
 _USES = {"id": "names", "graph": "the graph of each row", "split": "parts of the data"}
 
@@ -115,6 +120,7 @@ class FileTable(NamedTable):
     notices: list[str] = field(default_factory=list)
     time: np.ndarray | None = None
     unit: str = ""  # of the times
+    form: str = ""  # of the times, see `Reading.form`
 
     @classmethod
     def read_file(cls, path: Path, key: Any, roles_of: Roles, ids: Sequence[str]) -> Self:
@@ -150,7 +156,7 @@ class FileTable(NamedTable):
                 f"column {name!r}: {self.place(rows[0])} has no time: expected a date or a whole "
                 f"number; {rows.size} of {times.size} rows are such"
             )
-        self.time, self.unit = times.astype(np.int64), read_unit
+        self.time, self.unit, self.form = times.astype(np.int64), read_unit, reading.form
 
     def rounded(self, name: str, values: np.ndarray) -> np.ndarray:
         """Return a column of numbers in float32, and tell if that rounds them."""
@@ -218,7 +224,9 @@ class NodeTable(FileTable):
             self.ids = self.ids or {f"id of {path.name}": np.arange(1, rows + 1)}
             if "split" not in self.roles and self.roles.keys() & {"label", "target", "y"}:
                 used = {*self.roles.values(), *options.ignore}
-                self._find_split([name for name in self.columns if name not in used])
+                others = [name for name in self.columns if name not in used]
+                if not self._find_masks(others):
+                    self._find_split(others)
             used = {name for role, name in self.roles.items() if role != "time"} | {*options.ignore}
             columns = {name: cells for name, cells in self.columns.items() if name not in used}
             self.features = TableFeatures(self.place, memory)
@@ -251,6 +259,25 @@ class NodeTable(FileTable):
                     self._tell_leaks(self.roles[role])
             self.notices += self.features.notices
         return self
+
+    def _find_masks(self, others: Sequence[str]) -> bool:
+        """Take masks, such as "train_mask" and "test_mask", as the split; return whether."""
+        parts = {name: _PARTS.get(_MASK_WORD.sub("", word_of(name)), "") for name in others}
+        parts = {name: part.removesuffix("_idx") for name, part in parts.items() if part}
+        if len(parts) < 2 or "train" not in parts.values():
+            return False
+        rows = {name: as_words(self.columns[name]).astype(str) for name in parts}
+        in_part = np.array([np.isin(np.char.lower(words), _TRUE) for words in rows.values()])
+        is_flag = [np.isin(np.char.lower(words), (*_TRUE, *_FALSE)) for words in rows.values()]
+        if not np.all(is_flag) or (in_part.sum(0) > 1).any():
+            return False
+        words = np.array([*parts.values(), None], object)
+        split = ", ".join(parts)
+        self.roles["split"], others = split, [name for name in self.columns if name not in parts]
+        self.columns = {name: self.columns[name] for name in others}
+        self.columns[split] = words[np.where(in_part.any(0), in_part.argmax(0), -1)]
+        self.details |= dict.fromkeys(parts, "mask of a part of the data")
+        return True
 
     def _find_split(self, others: Sequence[str]) -> None:
         """Take the first column of nothing but two parts of the data, and more, as the split."""
@@ -352,6 +379,7 @@ class EdgeTable(FileTable):
 
     weight: np.ndarray | None = None
     features: np.ndarray | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)  # of the features and the times
 
     @classmethod
     def read(
@@ -393,24 +421,35 @@ class EdgeTable(FileTable):
                 self.weight, self.details[name] = self.rounded(name, values), f"edge weights{how}"
             if name := self.roles.get("time", ""):
                 try:
-                    self.read_times(unit)
+                    self.read_times(unit, options.plan.get("edges", {}).get("time", ""))
                     self.details[name] = f"edge times, {self.unit}"
                 except ValueError as error:  # such as of durations
                     self.notices.append(f"{error}; times are not used")
             if uses and not any(ends):  # edges between types have no features
-                self._read_features({*self.roles.values(), *options.ignore})
+                self._read_features(options, {*self.roles.values(), *options.ignore})
         return self
 
-    def _read_features(self, others: set[str]) -> None:
-        """Read the columns that have a number in each row, but for others."""
-        features = {}
-        for name in sorted(self.columns.keys() - others):
-            with contextlib.suppress(ValueError):
-                reading = read_kind(name, self.columns[name], self.place)
-                if reading.kind == "number" and np.isfinite(reading.values).all():
-                    features[name], self.details[name] = reading.values, "feature of edges"
-        if features:
-            self.features = np.stack([*features.values()], 1)
+    def _read_features(self, options: TableOptions, others: set[str]) -> None:
+        """Read the columns, but for others, as features of edges."""
+        columns = {name: self.columns[name] for name in sorted(self.columns.keys() - others)}
+        features = TableFeatures(
+            self.place, Memory(self.path), max_values=_MAX_EDGE_VALUES, is_lenient=True
+        )
+        plan = options.plan.get("edges")
+        lacking = {column["name"] for column in (plan or {"columns": []})["columns"]} - {*columns}
+        if lacking:  # which models without features of edges do not need
+            listed = ", ".join(map(repr, sorted(lacking)))
+            self.notices.append(f"lacks the columns {listed} of the training: no features of edges")
+        elif plan:
+            features.follow(columns, plan)
+        else:
+            features.read(columns, options.fill_missing, options.text)
+        for name, text in features.details.items():
+            is_unused = text.startswith("not used")
+            self.details[name] = text if is_unused else f"feature of edges: {text}"
+        self.notices += features.notices
+        self.features = features.x
+        self.recipe = {**features.recipe, "time": self.form}
 
 
 def number_ends(
