@@ -28,7 +28,7 @@ import jaxlib
 import numpy as np
 import pytest
 
-MOST_MEMORY = 1 << 30
+MOST_MEMORY = 2 << 30
 """Bytes of a process above which compiled programs are dropped between two tests."""
 
 # All before any backend starts. Processes that tests start inherit the environment.

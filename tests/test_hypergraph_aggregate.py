@@ -335,7 +335,7 @@ class TestDirected(OpSuite):
     spec = aggregate_spec("hyperedge_weight", "node_scale_in", "self_scale", directed=True)
 
 
-class TestMeanOfWeightedMaxima(OpSuite):
+class TestMeanOfWeightedMaxima(CoreChecks):
     """The path of two stages, with all factors."""
 
     spec = replace(

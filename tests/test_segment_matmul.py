@@ -269,16 +269,6 @@ class TestIds(OpSuite):
     )
 
 
-class TestOuterIds(OpSuite):
-    spec = product_spec(
-        "scale",
-        ids=("lhs_rows", "rhs_rows"),
-        outer=True,
-        feature_axis=(None, 1, None),
-        result_axis=2,
-    )
-
-
 VARIANTS = {
     "Bias": product_spec("bias", offset=False),
     "Relu": product_spec("bias", offset=False, activation="relu"),
@@ -294,6 +284,7 @@ VARIANTS = {
 }
 # Variants whose rules differ by implementation; a residual is added to rows without a product, too.
 VARIANTS_EVERYWHERE = {
+    "OuterIds": product_spec("scale", ids=("lhs_rows", "rhs_rows"), outer=True),
     "Offset": product_spec("bias", activation="silu"),
     "OuterOffset": product_spec(outer=True),
     "AllIds": product_spec(

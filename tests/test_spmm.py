@@ -293,7 +293,8 @@ class TestUnweightedEpilogue(CoreChecks):
     spec = epilogue_spec("out_scale", "residual", "bias", relu=True)
 
 
-class TestHalo(OpSuite):
+class TestHalo(CoreChecks):
+    implementations = IMPLEMENTATIONS
     spec = epilogue_spec("weight", *LAST, "halo", relu=True)
 
 
@@ -302,7 +303,7 @@ class TestHaloOfHeads(CoreChecks):
     spec = epilogue_spec("weight", "out_scale", "halo", heads=2)
 
 
-class TestUnweightedHalo(CoreChecks):
+class TestUnweightedHalo(OpSuite):
     spec = epilogue_spec("self_scale", "halo")
 
 
