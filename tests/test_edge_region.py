@@ -245,10 +245,11 @@ def check_instructions(model, rng):
 
     with setting("xla", "float64"):
         for function in (model.function, gradient):
-            want = jax.tree.leaves(function(*rows))
+            want = jax.tree.leaves(jax.jit(function)(*rows))
             outputs = [("row", "sum")] * len(want)
             region = Region.of(function, [jnp.asarray(x) for x in rows], model.accesses, outputs)
-            got = row_program.evaluate(region.program, [x.ravel() for x in rows])
+            evaluate = jax.jit(functools.partial(row_program.evaluate, region.program))
+            got = evaluate([x.ravel() for x in rows])
             assert_close(got, [np.ravel(x) for x in want])
 
 

@@ -141,18 +141,20 @@ def test_gates(rng: Rng, name: str) -> None:
     """Gates act as edge weights where layers take weights; gates of 1 change nothing."""
     graph, x = random_graph(rng)
     model = model_of(name)
-    gated = jax.jit(lambda gate: model(GatedGraph.of(graph, gate), x))
-    np.testing.assert_allclose(gated(jnp.ones(graph.num_edges)), model(graph, x), atol=1e-6)
+    model = nnx.jit(model)
+    np.testing.assert_allclose(
+        model(GatedGraph.of(graph, jnp.ones(graph.num_edges)), x), model(graph, x), atol=1e-6
+    )
     gate = jnp.asarray(rng.uniform(0, 2, graph.num_edges), jnp.float32)
     if name in WEIGHTED:
         # Gates do not change degrees, so the scales of GCN are passed as of the ungated graph.
-        scale = model(graph, x, node_scale=jnp.ones(N)) if name == "GCN" else None
-        if scale is not None:
+        if name == "GCN":
             output = model(GatedGraph.of(graph, gate), x, node_scale=jnp.ones(N))
             want = model(graph, x, gate, jnp.ones(N))
             np.testing.assert_allclose(output, want, atol=1e-5)
         else:
-            np.testing.assert_allclose(gated(gate), model(graph, x, gate), atol=1e-5)
+            output = model(GatedGraph.of(graph, gate), x)
+            np.testing.assert_allclose(output, model(graph, x, gate), atol=1e-5)
     # A gate of 0 in a layer without degrees is an edge less; attention has them in its softmax.
     x = x[:, 0]
     keep = rng.integers(0, 2, graph.num_edges).astype(bool)
@@ -190,19 +192,19 @@ def test_gates_of_relations_and_incidences(rng: Rng, name: str) -> None:
     """
     model, graph, x = other_model(name, rng)
     edges = edges_of(graph)
-    call = jax.jit(lambda gate: model(gated(graph, gate), x))
-    want = model(graph, x)
-    np.testing.assert_allclose(call(jnp.ones(edges.num_edges)), want, atol=1e-5)
+    call = nnx.jit(model)
+    want = call(graph, x)
+    np.testing.assert_allclose(call(gated(graph, jnp.ones(edges.num_edges)), x), want, atol=1e-5)
     attribution = attribute(model, graph, x, 0, index=3, method="integrated_gradients")
     assert attribution.features is not None and attribution.edges is not None
     if name.startswith("AllSet") or name == "AllDeepSets":
         return
     output = float(want[3, 0])
     # Completeness: attributions sum to the difference between the output and the reference.
-    change = output - float(call(jnp.zeros(edges.num_edges))[3, 0])
+    change = output - float(call(gated(graph, jnp.zeros(edges.num_edges)), x)[3, 0])
     assert abs(attribution.edges.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(output)
     assert not attribution.edges[20:].any()
-    change = output - float(model(graph, jnp.zeros_like(x))[3, 0])
+    change = output - float(call(graph, jnp.zeros_like(x))[3, 0])
     assert abs(attribution.features.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(output)
 
 
@@ -256,14 +258,15 @@ def test_gradients(rng: Rng, name: str) -> None:
     graph, x = random_graph(rng)
     model = model_of(name)
     attribution = attribute(model, graph, x, 1, index=[2, 4], method="input_x_gradient")
-    want = x * jax.grad(lambda x: model(graph, x)[jnp.array([2, 4]), 1].sum())(x)
+    call = jax.jit(lambda graph, x: model(graph, x)[jnp.array([2, 4]), 1].sum())
+    want = x * jax.grad(call, 1)(graph, x)
     np.testing.assert_allclose(attribution.features, want, atol=1e-6)
     np.testing.assert_allclose(attribution.nodes, want.sum(1), atol=1e-6)
     # Central differences in three of the gates.
     step = 1e-2
     for edge in rng.integers(0, 16, 3):
         gates = [jnp.ones(graph.num_edges).at[edge].add(s) for s in (step, -step)]
-        up, down = (model(GatedGraph.of(graph, g), x)[jnp.array([2, 4]), 1].sum() for g in gates)
+        up, down = (call(GatedGraph.of(graph, gate), x) for gate in gates)
         assert abs(attribution.edges[edge] - (up - down) / (2 * step)) < 1e-3
     # Saliency is the absolute value of the same derivative.
     salient = attribute(model, graph, x, lambda y: y[jnp.array([2, 4]), 1].sum())
@@ -280,10 +283,9 @@ def test_integrated_gradients_are_complete(rng: Rng, name: str) -> None:
     start = jnp.asarray(rng.normal(size=F), jnp.float32)
     options = {"index": 3, "method": "integrated_gradients", "baseline": start}
     attribution = attribute(model, graph, x, 0, **options)
-    reference, output = (
-        model(graph, features + jnp.zeros_like(x))[3, 0] for features in (start, x)
-    )
-    without = model(GatedGraph.of(graph, jnp.zeros(graph.num_edges)), x)[3, 0]
+    call = nnx.jit(model)
+    reference, output = (call(graph, rows + jnp.zeros_like(x))[3, 0] for rows in (start, x))
+    without = call(GatedGraph.of(graph, jnp.zeros(graph.num_edges)), x)[3, 0]
     change = abs(float(output - reference)), abs(float(output - without))
     limits = [1e-4 * size + 2e-6 * abs(float(output)) for size in change]
     assert abs(attribution.features.sum() - (output - reference)) <= limits[0]

@@ -70,13 +70,13 @@ def test_edge_lookup(rng, kind):
     if types is not None:
         want &= rel == r[:, None]
     relations = None if types is None else r
-    first, counts = edge_runs(graph, types, a, b, relations)
+    first, counts = map(np.asarray, edge_runs(graph, types, a, b, relations))
     np.testing.assert_array_equal(counts, want.sum(1))
     np.testing.assert_array_equal(has_edge(graph, types, a, b, relations), want.any(1))
     # A run's edges are those with these ends, as places in the input.
+    places = np.asarray(graph.edge_ids)[np.asarray(graph.t_order)]
     for number in np.flatnonzero(counts):
-        run = np.asarray(graph.t_order)[first[number] : first[number] + counts[number]]
-        assert want[number, np.asarray(graph.edge_ids)[run]].all()
+        assert want[number, places[first[number] : first[number] + counts[number]]].all()
 
 
 def test_distinct_ids(rng):
@@ -99,14 +99,13 @@ def test_distinct_ids(rng):
 def test_negative_edges_have_their_distribution(rng, power, exclude):
     graph = lumpy_graph(rng, NODES, EDGES)
     counts = counts_of(graph, NODES)
-    src, dst = negative_edges(
-        graph,
-        4_000,
-        key_of(rng),
-        degree_power=power,
-        exclude_edges=exclude,
-        num_nodes=jnp.asarray(NODES),
+    options = {"degree_power": power, "exclude_edges": exclude}
+    draw = jax.jit(
+        lambda graph, key, num_nodes: negative_edges(
+            graph, 4_000, key, num_nodes=num_nodes, **options
+        )
     )
+    src, dst = draw(graph, key_of(rng), NODES)
     # Ends are independent, by a power of the out- and of the in-degree.
     weights = np.outer(powers(counts.sum(1), power), powers(counts.sum(0), power))
     if exclude:
@@ -142,9 +141,9 @@ def test_negative_edges_of_relations(rng, power):
     graph = RelationalGraph.from_edge_dict(edges, sizes, self_relation=True)
     graph = graph.pad(num_nodes=11, num_edges=40)
     # Nodes of the padding, 9 and 10, are never drawn.
-    src, dst = negative_edges(
-        graph, 3_000, key_of(rng), degree_power=power, exclude_edges=True, num_nodes=9
-    )
+    options = {"degree_power": power, "exclude_edges": True, "num_nodes": 9}
+    draw = jax.jit(lambda graph, key: negative_edges(graph, 3_000, key, **options))
+    src, dst = map(np.asarray, draw(graph, key_of(rng)))
     assert src.shape == dst.shape == (4, 3_000)
     out_degrees, in_degrees = (
         np.bincount(ids, minlength=9) for ids in (graph.triples()[0], graph.triples()[2])
@@ -197,8 +196,10 @@ def test_corrupted_edges_have_their_distribution(rng, side, power):
     src, dst = (ids[[3, EDGES // 2 - 1, 0]] for ids in graph.edges())
     links = np.append(src, -1), np.append(dst, 2)
     options = {"side": side, "degree_power": power, "exclude_edges": True}
-    negatives = corrupted_edges(graph, *links, 1_000, key_of(rng), num_nodes=NODES, **options)
-    assert (np.asarray(negatives)[:, -1] == -1).all()
+    options |= {"num_nodes": NODES}
+    draw = jax.jit(lambda graph, key: corrupted_edges(graph, *links, 1_000, key, **options))
+    negatives = np.asarray(draw(graph, key_of(rng)))
+    assert (negatives[:, -1] == -1).all()
     # The distribution over (source, destination), for each given edge.
     for number, (s, d) in enumerate(zip(src, dst, strict=True)):
         heads = powers(counts.sum(1), power) * (counts[:, d] == 0)
@@ -213,7 +214,7 @@ def test_corrupted_edges_have_their_distribution(rng, side, power):
                 weights[:, d] += share
             else:
                 weights[s] += share
-        check_distribution(pairs(*np.asarray(negatives)[:, number], NODES), weights)
+        check_distribution(pairs(*negatives[:, number], NODES), weights)
 
 
 def test_corrupted_edges_where_one_side_has_no_negatives():
@@ -254,9 +255,9 @@ def test_link_blocks_equal_those_of_a_graph_without_the_edges(rng, exclude, opti
     heads = np.r_[src[chosen], -1, rng.integers(0, NODES, 2)]
     tails = np.r_[dst[chosen], 2, rng.integers(0, NODES, 2)]
     key = key_of(rng)
-    blocks, src_place, dst_place = link_blocks(
-        graph, heads, tails, (3, 2), key, exclude=exclude, **options
-    )
+    blocks, src_place, dst_place = jax.jit(
+        lambda graph: link_blocks(graph, heads, tails, (3, 2), key, exclude=exclude, **options)
+    )(graph)
     # Reference: remove the edges from the graph, and sample that.
     excluded = np.zeros(EDGES, bool)
     for s, d in zip(heads, tails, strict=True):
@@ -266,7 +267,8 @@ def test_link_blocks_equal_those_of_a_graph_without_the_edges(rng, exclude, opti
             excluded |= (src == d) & (dst == s)
     smaller = Graph.from_edges(src[~excluded], dst[~excluded], num_nodes=NODES).pad(**padded)
     seeds = blocks.node_ids[: blocks.num_seeds]
-    want = sample_neighbors(smaller, seeds, (3, 2), key, **options)
+    sample = jax.jit(lambda graph, seeds: sample_neighbors(graph, seeds, (3, 2), key, **options))
+    want = sample(smaller, seeds)
     # Maps places in the smaller graph to places in the whole one.
     places = np.flatnonzero(~excluded[np.asarray(graph.edge_ids)[:EDGES]])
     places = np.append(places, [-1] * (EDGES + 6 - len(places)))
@@ -304,9 +306,10 @@ def test_link_blocks_of_relations(rng, exclude, fanouts):
     edges = [(t, r + 2 * (r >= 0), h) if rng.integers(2) else (h, r, t) for h, r, t in facts]
     heads, kinds, tails = np.array(edges).T
     key = key_of(rng)
-    blocks, *places = link_blocks(
-        build(slice(None)), heads, tails, fanouts, key, rel=kinds, exclude=exclude
-    )
+    links = {"rel": kinds, "exclude": exclude}
+    blocks, *places = jax.jit(
+        lambda graph: link_blocks(graph, heads, tails, fanouts, key, **links)
+    )(build(slice(None)))
     ids = np.asarray(blocks.node_ids)
     # No block may have an excluded edge.
     excluded = {edge for edge in edges if min(edge) >= 0} if exclude else set()
@@ -324,7 +327,8 @@ def test_link_blocks_of_relations(rng, exclude, fanouts):
     if exclude == "both":  # without both edges of a fact, the smaller graph can be built
         triples = zip(src.tolist(), rel.tolist(), dst.tolist(), strict=True)
         keep = np.array([triple not in excluded for triple in triples])
-        want = sample_neighbors(build(keep), ids[: blocks.num_seeds], fanouts, key)
+        seeds = ids[: blocks.num_seeds]
+        want = jax.jit(lambda graph: sample_neighbors(graph, seeds, fanouts, key))(build(keep))
         np.testing.assert_array_equal(ids, want.node_ids)
         for block, expected in zip(blocks.graphs, want.graphs, strict=True):
             np.testing.assert_array_equal(block.edge_types, expected.edge_types)
@@ -382,7 +386,8 @@ def test_extreme_walks_end():
     """Walks end even if all edges have tiny weights, as no node is near."""
     # Opposite corners of a square have no edge, and neighbours have no common neighbour.
     square = Graph.from_edges([0, 0, 1, 2], [1, 2, 3, 3], num_nodes=4).symmetrized()
-    walks = np.asarray(random_walk(square, [0, 1], 30, KEY, p=1e10, q=1e10))
+    walk = jax.jit(lambda graph: random_walk(graph, [0, 1], 30, KEY, p=1e10, q=1e10))
+    walks = np.asarray(walk(square))
     assert (abs(walks[:, 1:] % 3 - walks[:, :-1] % 3) > 0).all() and (walks >= 0).all()
 
 
@@ -410,7 +415,8 @@ def test_walks_have_their_distribution(rng, p, q, reverse):
     counts = counts.T if reverse else counts
     first = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     starts = np.repeat([0, rng.integers(1, NODES)], 3_000)
-    walks = np.asarray(random_walk(graph, starts, 2, key_of(rng), p=p, q=q, reverse=reverse))
+    walk = jax.jit(lambda graph, key: random_walk(graph, starts, 2, key, p=p, q=q, reverse=reverse))
+    walks = np.asarray(walk(graph, key_of(rng)))
     assert walks.shape == (6_000, 3)
     for start in set(starts.tolist()):
         own_walks = walks[walks[:, 0] == start] + 1  # outcome 0: the walk ended
@@ -430,7 +436,8 @@ def test_walks_follow_edges_and_end(rng):
     counts = counts_of(graph, NODES + 3)
     starts = np.r_[rng.integers(0, NODES + 3, 40), -1, -7, 99]
     for p, q in ((1, 1), (0.5, 2)):
-        walks = np.asarray(random_walk(graph, starts, 6, key_of(rng), p=p, q=q))
+        walk = jax.jit(lambda graph, key, p=p, q=q: random_walk(graph, starts, 6, key, p=p, q=q))
+        walks = np.asarray(walk(graph, key_of(rng)))
         np.testing.assert_array_equal(
             walks[:, 0], np.where(starts > 50, -1, np.maximum(starts, -1))
         )

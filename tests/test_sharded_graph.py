@@ -102,6 +102,14 @@ def sharded(rng: np.random.Generator, graph, mesh: Mesh, method: str) -> Sharded
     return shard_graph(graph, mesh, "nodes", parts, copy_engines=bool(rng.integers(2)))
 
 
+def applied(split: ShardedGraph, function, *values, **shared) -> Any:
+    """Return the results of `ShardedGraph.apply` by one program, which compiles sooner."""
+    run = functools.partial(split.apply, **shared)
+    if isinstance(function, nnx.Module):
+        return nnx.jit(run)(function, *values)
+    return jax.jit(functools.partial(run, function))(*values)
+
+
 # --- Parts ---------------------------------------------------------------------------------------
 
 
@@ -170,11 +178,11 @@ def test_random_numbers_differ_by_device(rng):
     sharded = shard_graph(random_graph(rng), mesh_of(2), "nodes", "hash")
     x = sharded.shard(np.ones((sharded.num_nodes, 4), np.float32))
     key = jax.random.key(0)
-    drawn = sharded.apply(lambda part, x, key: jax.random.normal(key, (3,)), x, key=key)
+    drawn = applied(sharded, lambda part, x, key: jax.random.normal(key, (3,)), x, key=key)
     expected = [jax.random.normal(jax.random.fold_in(key, device), (3,)) for device in (0, 1)]
     np.testing.assert_array_equal(drawn, jnp.stack(expected))
     model = flax_layers.GCN(4, 64, 3, rngs=nnx.Rngs(0))
-    logits = sharded.apply(model, x, rngs=key)
+    logits = applied(sharded, model, x, rngs=key)
     assert np.isfinite(logits).all()
     with pytest.raises(ValueError, match=r"training mode: pass the model itself to apply"):
         sharded.apply(lambda part, x: model(part, x), x)
@@ -240,7 +248,8 @@ def test_batch_norms_of_all_devices(kind, num_parts, rng):
         for _ in range(2):
             value = gradients(model, structure, jnp.asarray(x))
         model.eval()
-        results.append((value, nnx.state(model, nnx.BatchStat), loss(model, structure, x)))
+        evaluated = nnx.jit(loss)(model, structure, jnp.asarray(x))
+        results.append((value, nnx.state(model, nnx.BatchStat), evaluated))
     tolerance = 1e-5 if kind == "nnx" else 1e-10
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         assert_close(a, b, tolerance, "on several devices")
@@ -333,7 +342,7 @@ def test_each_edge_is_somewhere(method, num_parts, kind, hosts, rng):
     np.testing.assert_array_equal(rows, split.node_ids + 1)
     np.testing.assert_array_equal(split.unshard(rows), ids)
     # Rows are ids, so that local rows name their nodes in the whole graph.
-    halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), rows))
+    halo = np.asarray(applied(split, lambda part, x: part.with_halo(x), rows))
     assert halo.dtype == ids.dtype
     values = rng.normal(size=(graph.num_edges, 2))
     sharded_values = np.asarray(split.shard_edges(values))
@@ -377,7 +386,7 @@ def test_edges_keep_their_relations(method, num_parts, hosts, rng):
     split = sharded(rng, graph, mesh_of(num_parts), method)
     types = np.repeat([0, 1, -1], [22, 33, 5])
     ids = np.arange(1, 61, dtype=np.float32)
-    halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), split.shard(ids))) - 1
+    halo = np.asarray(applied(split, lambda part, x: part.with_halo(x), split.shard(ids))) - 1
     edge_ids = []
     for number in range(num_parts):
         part = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[number], split.part)
@@ -1032,17 +1041,17 @@ def test_errors_of_hypergraphs():
         split.shard_edges(np.ones(1))
     learned = flax_layers.HGNN(2, 4, 2, num_hyperedges=1, rngs=rngs)
     with pytest.raises(ValueError, match=r"has 2 hyperedges, but .* num_hyperedges=1 learnable"):
-        split.apply(learned, rows)
+        applied(split, learned, rows)
     members = flax_layers.HGNNConv(2, 4, rngs=rngs)
     with pytest.raises(ValueError, match="incidence_weight must be None on a device's part"):
-        split.apply(lambda part, x: members(part, x, None, jnp.ones(5)), rows)
+        applied(split, lambda part, x: members(part, x, None, jnp.ones(5)), rows)
     for unsupported in (
         flax_layers.UniGAT,
         flax_layers.HypergraphAttention,
         flax_layers.AllDeepSets,
     ):
         with pytest.raises(TypeError, match=r"must be a jax_gnn.Hypergraph, got HypergraphPart"):
-            split.apply(unsupported(2, 4, 2, rngs=rngs), rows)
+            applied(split, unsupported(2, 4, 2, rngs=rngs), rows)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
@@ -1059,15 +1068,15 @@ def test_hypergraphs_without_hyperedges(num_parts):
 def test_degrees_are_of_the_whole_graph(num_parts, method, rng):
     graph = random_graph(rng)
     sharded = shard_graph(graph, mesh_of(num_parts), "nodes", method)
-    in_degrees, out_degrees = sharded.apply(lambda part: (part.in_degrees(), part.out_degrees()))
+    in_degrees, out_degrees = applied(sharded, lambda part: (part.in_degrees(), part.out_degrees()))
     local = out_degrees[:, : sharded.node_ids.shape[1]]
     np.testing.assert_array_equal(sharded.unshard(in_degrees), graph.in_degrees())
     np.testing.assert_array_equal(sharded.unshard(local), graph.out_degrees())
-    halo = sharded.apply(lambda part, x: part.with_halo(x), local.astype(float))
+    halo = applied(sharded, lambda part, x: part.with_halo(x), local.astype(float))
     np.testing.assert_array_equal(halo, out_degrees)
     relational = random_relational(rng)
     relations = shard_graph(relational, mesh_of(num_parts), "nodes", method)
-    counts = relations.apply(lambda part: part.relation_degrees())
+    counts = applied(relations, lambda part: part.relation_degrees())
     np.testing.assert_array_equal(counts, [relational.relation_degrees()] * num_parts)
     for degrees in (sharded.part.out_degrees, relations.part.relation_degrees):
         with pytest.raises(ValueError, match=r"^part must be within ShardedGraph\.apply"):
@@ -1079,9 +1088,8 @@ def test_padded_parts(num_parts, rng):
     graph, relational = random_graph(rng), random_relational(rng)
     sharded = shard_graph(graph, mesh_of(num_parts), "nodes")
     x = rng.normal(size=(graph.num_nodes, 3))
-    y = sharded.apply(
-        lambda part, x: part.pad(num_edges=part.num_edges + 9).aggregate(x), sharded.shard(x)
-    )
+    rows = sharded.shard(x)
+    y = applied(sharded, lambda part, x: part.pad(num_edges=part.num_edges + 9).aggregate(x), rows)
     np.testing.assert_allclose(sharded.unshard(y), jax_gnn.spmm(graph, jnp.asarray(x)), atol=1e-4)
     relations = shard_graph(relational, mesh_of(num_parts), "nodes")
     for split in (sharded, relations):
@@ -1104,15 +1112,15 @@ def test_errors_of_rows():
         (lambda: split.shard(rows, [[0, 1], [1, 2]]), "node_ids must .*each of num_nodes = 3 once"),
         (lambda: split.shard(rows, [[0, 1], [-2, 2]]), "node_ids must .*-1 for padding"),
         (lambda: split.apply(len, np.ones((3, 2))), r"values must have the shape \(2, \.\.\.\)"),
-        (lambda: split.apply(lambda p, x: p.with_halo(x[:1]), rows), r"x must be \(num_own=2"),
-        (lambda: split.apply(lambda p, x: p.aggregate(x[:1]), rows), r"x must be \(num_own=2"),
-        (lambda: split.apply(lambda p, x: p.aggregate(x, np.ones(9)), rows), "weight must be"),
+        (lambda: applied(split, lambda p, x: p.with_halo(x[:1]), rows), r"x must be \(num_own=2"),
+        (lambda: applied(split, lambda p, x: p.aggregate(x[:1]), rows), r"x must be \(num_own=2"),
+        (lambda: applied(split, lambda p, x: p.aggregate(x, np.ones(9)), rows), "weight must be"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
     for call in (lambda part, x: part.with_halo(x > 0), lambda part, x: part.aggregate(x > 0)):
         with pytest.raises(TypeError, match="x must be float16, "):
-            split.apply(call, rows)
+            applied(split, call, rows)
     for values in (None, ["a", "b", "c"]):
         with pytest.raises(TypeError, match="values must be an array of numbers"):
             split.shard(values)
@@ -1122,7 +1130,7 @@ def test_errors_of_rows():
     with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):
         model(split, rows)
     with pytest.raises(ValueError, match=r"x must be .*num_src"):  # ops take rows of all sources
-        split.apply(jax_gnn.spmm, rows)
+        applied(split, jax_gnn.spmm, rows)
     single = jax.tree.map(lambda leaf: leaf[0], split.part)
     with pytest.raises(ValueError, match=r"part must be within ShardedGraph\.apply"):
         single.with_halo(jnp.ones((2, 2)))
@@ -1146,9 +1154,9 @@ def test_errors_of_models_on_parts_with_relations():
     )
     rgat = flax_layers.RGAT(2, 4, 2, num_relations=3, rngs=rngs)
     for call, message in (
-        (lambda: split.apply(one_hot), "in_features = 3 sources where there is no x, got 4"),
-        (lambda: split.apply(types, rows), "graph must have 3 types of nodes, got 2"),
-        (lambda: split.apply(rgat, rows), "num_relations = 3, inverse ones included, got 2"),
+        (lambda: applied(split, one_hot), "in_features = 3 sources where there is no x, got 4"),
+        (lambda: applied(split, types, rows), "graph must have 3 types of nodes, got 2"),
+        (lambda: applied(split, rgat, rows), "num_relations = 3, inverse ones included, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
