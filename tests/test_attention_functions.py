@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import check_derivatives, compare, softmax
+from attention_cases import compare, softmax
 from jax.extend.core import jaxprs_in_params
 from op_spec import Case, OpSpec, setting
 from op_suite import IMPLEMENTATIONS, CoreChecks, OpSuite
@@ -181,73 +181,27 @@ def operands_of(
     return (dst, src, rng.normal(size=(2, width)) if kind == "gatv2" else src)
 
 
-class Form(NamedTuple):
-    """Kind of attention, and the name of the argument of edges."""
-
-    kind: str
-    of_edges: str
-
-
-def ours(form, graph, operands) -> tuple[Any, Any]:
-    arrays = (operands[name] for name in ("dst", "src", "third"))
-    options = {form.of_edges: operands[form.of_edges]}
-    y, lse = KINDS[form.kind](graph, *arrays, return_lse=True, **options)
+def ours(kind, graph, operands) -> tuple[Any, Any]:
+    *arrays, bias = operands
+    y, lse = KINDS[kind](graph, *arrays, edge_bias=bias, return_lse=True)
     return y, jnp.where(lse > -jnp.inf, lse, 0)
 
 
-def plain(form, graph, operands) -> tuple[Any, Any]:
+def plain(kind, graph, operands) -> tuple[Any, Any]:
     """Return the results of ``ours`` in plain jax.numpy."""
-    dst, src, third = (operands[name] for name in ("dst", "src", "third"))
-    valid, bias = jnp.ones((graph.num_edges, 1), bool), 0
-    if form.of_edges == "edge_bias":
-        valid &= operands["edge_bias"] > -jnp.inf
-        bias = jnp.where(valid, operands["edge_bias"], 0)
+    dst, src, third, bias = operands
+    valid = bias > -jnp.inf
+    bias = jnp.where(valid, bias, 0)
     at_dst, at_src = dst[graph.rows], src[graph.cols]
-    if form.kind == "additive":
+    if kind == "additive":
         score = jax.nn.leaky_relu(at_dst + at_src + bias, 0.2)
-    elif form.kind == "gatv2":
+    elif kind == "gatv2":
         score = (third * jax.nn.leaky_relu(at_dst + at_src, 0.2)).sum(-1) + bias
     else:
         score = (at_dst * at_src).sum(-1) / np.sqrt(dst.shape[-1]) + bias
     weight, lse = softmax(score, valid, graph.rows, graph.num_dst)
-    weight = weight * operands["edge_scale"] if form.of_edges == "edge_scale" else weight
-    terms = weight[..., None] * (src if form.kind == "gatv2" else third)[graph.cols]
+    terms = weight[..., None] * (src if kind == "gatv2" else third)[graph.cols]
     return jax.ops.segment_sum(terms, graph.rows, graph.num_dst), lse
-
-
-@everywhere
-@each_kind
-@pytest.mark.parametrize("of_edges", ["edge_bias", "edge_scale"])
-def test_derivatives(rng, of_edges, kind, implementation):
-    """Derivatives include those to arguments of edges, and of the denominators' logarithms.
-
-    Some edges are masked; some destinations have only masked edges.
-    """
-    graph, form = random_graph(rng, 30, 150), Form(kind, of_edges)
-
-    def operands() -> dict[str, Any]:
-        arrays = operands_of(rng, kind, 30, graph)
-        edge_values = rng.uniform(0.5, 2, (150, 2))
-        return dict(zip(("dst", "src", "third"), arrays, strict=True)) | {of_edges: edge_values}
-
-    primals, directions = operands(), operands()
-    if of_edges == "edge_bias":
-        # Destinations 0 and 1 have masked edges only.
-        masked = (rng.random((150, 2)) < 0.3) | (np.asarray(graph.rows)[:, None] < 2)
-        primals[of_edges][masked] = -np.inf
-    of_gradients = form == Form("additive", "edge_scale") and implementation == IMPLEMENTATIONS[0]
-    names = "dst", "src", "third", of_edges
-    with setting(implementation, "float64"):
-        check_derivatives(
-            ours,
-            plain,
-            form,
-            graph,
-            primals,
-            directions,
-            [names, names[:3]][: 1 + of_gradients],
-            of_gradients=of_gradients,
-        )
 
 
 def expanded(jaxpr) -> list[Any]:
@@ -329,24 +283,21 @@ def test_masked_edges(rng, kind, implementation):
     rows = np.asarray(graph.rows)
     masked = (rng.random((200, 2)) < 0.3) | (rows[:, None] < 3)
     bias = np.where(masked, -np.inf, rng.normal(size=(200, 2)))
-    operands = dict(zip(("dst", "src", "third"), operands_of(rng, kind, 40, graph), strict=True))
-    form = Form(kind, "edge_bias")
+    arrays = operands_of(rng, kind, 40, graph)
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(attend, operands):
-        y, pull = jax.vjp(lambda x: attend(form, graph, x), operands)
+        y, pull = jax.vjp(lambda x: attend(kind, graph, x), operands)
         return y, pull(jax.tree.map(jnp.cos, y))[0]
 
-    operands["edge_bias"] = bias
     with setting(implementation, "float64"):
-        got = run(ours, operands)
-        arrays = (operands[name] for name in ("dst", "src", "third"))
+        got = run(ours, (*arrays, bias))
         lse = KINDS[kind](graph, *arrays, edge_bias=bias, return_lse=True)[1]
-        compare(got, run(plain, operands), kind)
+        compare(got, run(plain, (*arrays, bias)), kind)
     (y, _), gradients = got
     assert (np.asarray(y)[:3] == 0).all() and (np.asarray(lse)[:3] == -np.inf).all()
-    assert (np.asarray(gradients["edge_bias"])[masked] == 0).all()
-    assert (np.asarray(gradients["dst"])[:3] == 0).all()
+    assert (np.asarray(gradients[3])[masked] == 0).all()
+    assert (np.asarray(gradients[0])[:3] == 0).all()
 
 
 def scores_in(function, *operands) -> list[type]:

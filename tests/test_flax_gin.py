@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 import jax_gnn
-from flax_layers import GIN, MLP, GINConv, GraphClassifier, MLPDecoder
-from jax_gnn import Graph, batch
+from flax_layers import GIN, MLP, GINConv, MLPDecoder
+from jax_gnn import Graph
 from jax_gnn.sampling import sample_neighbors
 from jax_gnn.sharding import shard_graph
 
@@ -99,21 +99,6 @@ def test_padding_of_blocks_does_not_count(graph, x):
     rows = block.node_values(x)
     masked = plain(block, rows, node_mask=block.node_ids >= 0, deterministic=True)
     np.testing.assert_array_equal(masked, plain(block, rows, deterministic=True))
-
-
-def test_classifier_of_graphs_masks_padding(graph, x):
-    graphs = batch([graph])
-    larger = batch([graph], num_nodes=12, num_edges=40, num_graphs=2)
-    arguments = {
-        "layers": "GIN",
-        "mlp_norm": "batch_norm",
-        "dropout_rate": 0.0,
-        "rngs": nnx.Rngs(0),
-    }
-    model = GraphClassifier(WIDTH, 6, 3, **arguments)
-    want, padding = model(graphs, x), np.full((3, WIDTH), np.nan, np.float32)
-    got = model(larger, np.concatenate([x, padding]))
-    np.testing.assert_allclose(got[:1], want, rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_statistics_are_refused(graph, x):

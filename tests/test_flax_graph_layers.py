@@ -315,15 +315,3 @@ def test_each_dropout_draws_its_own_mask(graph):
     # Three dropouts of rate 1/2 scale by 8 what all of them keep.
     assert set(np.unique(y)) == {0.0, 8.0}
     assert 0.06 < share < 0.2  # an eighth, but a half were the masks equal
-
-
-@pytest.mark.parametrize("layer", CONVOLUTIONS)
-def test_bad_call(layer, graph):
-    conv = make(layer, 4, 3)
-    for shape in ((9, 5), (8, 4), (4,)):
-        with pytest.raises(ValueError, match=r"x must have shape .*\(9, ..., 4\), got \("):
-            conv(graph, jnp.ones(shape))
-    with pytest.raises(ValueError, match=r"edge_weight must have shape .*\(22,\), got \(21,\)"):
-        conv(graph, features(4), jnp.ones(21))
-    with pytest.raises(ValueError, match="graph must have its destinations among its sources"):
-        conv(Graph.from_edges([0], [0], num_src=2, num_dst=3), jnp.ones((2, 4)))

@@ -339,16 +339,18 @@ def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x6
             np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
 
-def test_built_under_vmap(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_built_under_vmap(rng: np.random.Generator, kind: str) -> None:
     incidences = [Incidence.random(rng, scenario) for scenario in STACKABLE]
     src, dst = (
         np.stack([getattr(incidence, side) for incidence in incidences]).astype(np.int32)
         for side in ("left", "right")
     )
-    sizes = {"num_src": incidences[0].num_left, "num_dst": incidences[0].num_right}
-    graphs = jax.jit(jax.vmap(functools.partial(Graph.from_edges, **sizes)))(src, dst)
-    assert same_bits(graphs, stack([build(incidence) for incidence in incidences]))
-    assert (graphs.num_src, graphs.num_dst) == tuple(sizes.values())  # the batch is no size
+    sizes = incidences[0].num_left, incidences[0].num_right
+    built = jax.jit(jax.vmap(builder(kind, *sizes)))(src, dst)
+    assert same_bits(built, stack([build(incidence, kind) for incidence in incidences]))
+    # The batch is no size.
+    assert tuple(getattr(built, name) for name in BUILDERS[kind][1:]) == sizes
 
 
 def test_64_bit_indices() -> None:
