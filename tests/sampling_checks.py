@@ -119,7 +119,7 @@ def check_one_program(call, rng: np.random.Generator, num_nodes: int, num_edges:
 
 
 def check_compiled_once(call, draw):
-    """Check that one compiled program serves all drawn arguments, and equals eager calls.
+    """Check that one compiled program serves all drawn arguments, and equals an eager call.
 
     Dtypes and ranks are not promoted. Returns the last arguments and their result.
     """
@@ -135,6 +135,6 @@ def check_compiled_once(call, draw):
         arguments = draw()
         with strict():
             result = compiled(*arguments)
-        jax.tree.map(np.testing.assert_array_equal, result, call(*arguments))
+    jax.tree.map(np.testing.assert_array_equal, result, call(*arguments))
     assert traces == 1
     return *arguments, result

@@ -39,15 +39,13 @@ def records() -> dict[str, Path]:
     return files
 
 
-def test_every_primitive_is_named():
-    assert records().keys() == OPS.keys() == SAMPLES.keys() == {*PRIMITIVES}
-
-
-@pytest.mark.parametrize("name", sorted(OPS))
-def test_primitive_has_a_folder_and_a_test_module(name):
-    floor, folder, *_ = records()[name].parts
-    assert floor == "_ops"
-    assert (Path(__file__).parent / f"test_{folder}.py").exists()
+def test_every_primitive_is_named_and_has_a_folder_and_a_test_module():
+    files = records()
+    assert files.keys() == OPS.keys() == SAMPLES.keys() == {*PRIMITIVES}
+    for path in files.values():
+        floor, folder, *_ = path.parts
+        assert floor == "_ops"
+        assert (Path(__file__).parent / f"test_{folder}.py").exists()
 
 
 @pytest.mark.parametrize("implementation", KERNELS)

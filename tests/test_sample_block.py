@@ -241,13 +241,14 @@ def test_host(rng, tmp_path, dtype, kind):
     assert_same(sample_neighbors(replace(host, **maps), seeds, FANOUTS, words, **options), want)
 
 
-def on_devices(graph, *arguments, **options):
+def on_devices(graph, seeds, fanouts, key, **options):
     """Return the default device's blocks, after comparing them with a CPU's."""
-    blocks = sample_neighbors(graph, *arguments, **options)
+    sample = jax.jit(lambda *arrays: sample_neighbors(*arrays[:2], fanouts, arrays[2], **options))
+    blocks = sample(graph, seeds, key)
     if jax.default_backend() != "cpu":
         with jax.default_device(jax.devices("cpu")[0]):
-            arrays = jax.device_put((graph, *arguments), jax.devices("cpu")[0])
-            assert_same(sample_neighbors(*arrays, **options), blocks)
+            arrays = jax.device_put((graph, seeds, key), jax.devices("cpu")[0])
+            assert_same(sample(*arrays), blocks)
     return blocks
 
 
@@ -289,7 +290,7 @@ def test_host_garbage(rng):
     for options in GARBAGE.values():
         graph = on_host(garbage(rng, 12, 50))
         seeds, key = random_seeds(rng, 8, 12), key_of(rng)
-        want = sample_neighbors(graph, jnp.asarray(seeds), (4, 3), key, **options)
+        want = on_devices(graph, jnp.asarray(seeds), (4, 3), key, **options)
         assert_same(sample_neighbors(graph, seeds, (4, 3), key, **options), want)
 
 
@@ -308,7 +309,7 @@ def test_many_threads(rng):
     weights = rng.random(graph.num_edges)
     with jax_gnn.implementation("xla"):
         for options in ({}, {"tree": True}, {"disjoint": True}, {"edge_probability": weights}):
-            want = sample_neighbors(graph, jnp.asarray(seeds), (9, 8), key, **options)
+            want = on_devices(graph, jnp.asarray(seeds), (9, 8), key, **options)
             assert_same(sample_neighbors(host, seeds, (9, 8), key, **options), want)
 
 
