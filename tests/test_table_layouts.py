@@ -395,7 +395,7 @@ def test_nodes_are_split_by_time(tmp_path, capsys, model):
     lines = [f"{row},{np.datetime64('2024-01-01') + day}" for row, day in zip(rows, days, strict=1)]
     files[name] = "\n".join([f"{header},Seen", *lines])
     source = str(write(tmp_path / "data", files))
-    words = ["--data", source, "--epochs", "2", "--splits", "2"]
+    words = ["--data", source, "--epochs", "1", "--splits", "1", "--layers", "1"]
     words += ["--task", "graph"] if model == "gin" else ["--no-baseline"]
     out = tmp_path / "out"
     assert cli.main(["train", model, *words, "--time", "Seen", "--output", str(out)]) == 0
@@ -427,8 +427,8 @@ def test_typed_edges_have_times(tmp_path, capsys):
     assert data.relation_names[0] == "user-buys-item"
     assert (data.edge_time[data.rel == 1] == np.iinfo(np.int64).min).all()
     assert "edges without times count as before all others" in " ".join(data.notices)
-    words = ["--data", source, "--epochs", "2", "--splits", "1", "--no-baseline", "--edge-time"]
-    words += ["--batch-size", "8", "--output", str(tmp_path / "out")]
+    words = ["--data", source, "--epochs", "1", "--splits", "1", "--no-baseline", "--edge-time"]
+    words += ["--layers", "1", "--batch-size", "8", "--output", str(tmp_path / "out")]
     assert cli.main(["train", "rgcn", *words]) == 0
     assert "all edges up to each node's time" in capsys.readouterr().out
     # One table of times that cannot be read leaves all edges without.
