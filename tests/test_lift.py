@@ -22,7 +22,7 @@ from jax_gnn import Graph, lift
 from jax_gnn._program import lift_order
 
 NODES, EDGES, WIDTH, GRAPHS = 7, 23, 5, 2
-FUNCTIONS = 20
+FUNCTIONS = 10
 Arrays = dict[str, Any]
 sum_by = jax.ops.segment_sum
 
