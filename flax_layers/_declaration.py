@@ -114,6 +114,27 @@ class Layer(nnx.Module):
             _document(cls)
 
 
+class ParameterLayer(Layer):
+    """Base of layers whose parameters have a dtype, and no other options of `nnx.Linear`.
+
+    Attributes:
+        param_dtype: Dtype of the parameters.
+        rngs: Source of the keys, stream "params" and, for dropout, stream "dropout".
+    """
+
+    param_dtype: DTypeLike = jnp.float32
+    rngs: InitVar[nnx.Rngs]
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        """Check the options and make the parameters, once all fields are set."""
+        check_options(self)
+        options = True, None, self.param_dtype, None, default_kernel_init, default_bias_init
+        self._make_parameters(ParameterFactory(rngs, *options))
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        raise NotImplementedError
+
+
 class LinearOptions(Layer):
     """Options of every convolution and model, which mean what they mean in `nnx.Linear`.
 
@@ -147,7 +168,6 @@ class LinearOptions(Layer):
         self._make_parameters(ParameterFactory(rngs, *options, kernel_init, bias_init))
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Make the parameters, in a subclass."""
         raise NotImplementedError
 
 

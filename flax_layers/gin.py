@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import InitVar, field
+from dataclasses import field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from flax_layers._base import (
     Activation,
@@ -27,7 +26,7 @@ from flax_layers._base import (
     num_rows,
     promote,
 )
-from flax_layers._declaration import Layer, LinearOptions, ParameterFactory
+from flax_layers._declaration import LinearOptions, ParameterFactory, ParameterLayer
 from flax_layers.graph import sum_with_self
 from flax_layers.mlp import Norm, make_norm
 from flax_layers.norms import NodeBatchNorm, check_mask, check_nodes
@@ -266,7 +265,7 @@ class GIN(GINOptions, Stack):
         ]
 
 
-class GINBlock(Layer):
+class GINBlock(ParameterLayer):
     """GIN's layer as published: ``MLP((1 + eps) X + A X)`` with batch norms, and ReLU last.
 
     Xu et al., "How powerful are graph neural networks?", ICLR 2019, section 7. For norms over one
@@ -277,8 +276,6 @@ class GINBlock(Layer):
         out_features: Features per node of the output, and inside the MLP.
         eps: Weight of a node's own features, less 1; the initial value if it is learnable.
         learn_eps: Whether eps is learnable.
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys for initialisation (stream "params").
         conv: The convolution, with a batch norm inside its MLP.
         norm: Batch norm after it, which a ReLU follows.
 
@@ -292,17 +289,11 @@ class GINBlock(Layer):
     out_features: int = field(kw_only=False)
     eps: float = 0.0
     learn_eps: bool = False
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
-    conv: GINConv = field(init=False)
-    norm: NodeBatchNorm = field(init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
-        eps: Any = {"eps": self.eps, "learn_eps": self.learn_eps}
-        width = self.out_features
-        self.conv = GINConv(self.in_features, width, mlp_norm="batch_norm", **eps, **options)
-        self.norm = NodeBatchNorm(width, momentum=0.9, **options)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        eps: Any = {"eps": self.eps, "learn_eps": self.learn_eps, "mlp_norm": "batch_norm"}
+        self.conv = GINConv(self.in_features, self.out_features, **eps, **factory._asdict())
+        self.norm = make_norm(self.out_features, factory)
 
     def __call__(
         self, batch: Batch[Graph], x: ArrayLike, *, use_running_average: bool | None = None

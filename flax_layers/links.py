@@ -16,7 +16,14 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import DropoutCall, Stack, check_model, dropout_arguments, normalized
-from flax_layers._declaration import Layer, check_positive, check_rates
+from flax_layers._declaration import (
+    Layer,
+    ParameterFactory,
+    ParameterLayer,
+    check_options,
+    check_positive,
+    check_rates,
+)
 from jax_gnn.extend import as_ids, check_callable, check_choice, check_real, described
 
 Ids = ArrayLike | Sequence[int]
@@ -74,7 +81,7 @@ class ComplEx(nnx.Module):
         return jnp.concatenate([a * c - b * d, a * d + b * c], -1)
 
 
-class ConvE(Layer):
+class ConvE(ParameterLayer):
     """ConvE: queries by a convolution over an image of subject and relation, and a linear map.
 
     Dettmers et al., "Convolutional 2D knowledge graph embeddings", AAAI 2018, with layer norms
@@ -86,8 +93,6 @@ class ConvE(Layer):
         filters: Number of filters.
         kernel_size: Height and width of the filters.
         dropout_rate: Share of filters' results, and of the query, dropped in training.
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys, streams "params" and "dropout".
         convolution: The filters.
         output: Linear map of the filters' results to features.
 
@@ -102,33 +107,24 @@ class ConvE(Layer):
     filters: int = 200
     kernel_size: int = 7
     dropout_rate: float = 0.3
-    rngs: InitVar[nnx.Rngs]
-    param_dtype: DTypeLike = jnp.float32
-    convolution: nnx.Conv = field(init=False)
-    norm1: nnx.LayerNorm = field(init=False)
-    norm2: nnx.LayerNorm = field(init=False)
-    output: nnx.Linear = field(init=False)
-    dropout: nnx.Dropout = field(init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
+    def _make_parameters(self, factory: ParameterFactory) -> None:
         features, height, filters, size = self.features, self.height, self.filters, self.kernel_size
-        check_positive(features=features, height=height, filters=filters, kernel_size=size)
-        check_rates(dropout_rate=self.dropout_rate)
         width = features // height
         if features % height or size > min(2 * height, width):
             raise ValueError(
                 f"height must divide features = {features} into an image of at least kernel_size = "
                 f"{size} rows and columns, got {height}"
             )
-        options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
+        options: Any = {"param_dtype": self.param_dtype, "rngs": factory.rngs}
         self.convolution = nnx.Conv(
             1, filters, (size, size), padding="VALID", use_bias=False, **options
         )
         pixels = (2 * height - size + 1) * (width - size + 1)
         self.norm1 = nnx.LayerNorm(filters, **options)
         self.norm2 = nnx.LayerNorm(features, **options)
-        self.output = nnx.Linear(pixels * filters, features, **options)
-        self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
+        self.output = factory.linear(pixels * filters, features)
+        self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
     def __call__(
         self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
@@ -194,13 +190,10 @@ class LinkPredictor(Layer):
     rngs: InitVar[nnx.Rngs]
     param_dtype: DTypeLike = jnp.float32
     embedding_init: InitVar[nnx.Initializer] = embedding_init
-    nodes: nnx.Param[Array] = field(init=False)
-    relations: nnx.Param[Array] = field(init=False)
-    dropout: nnx.Dropout = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs, embedding_init: nnx.Initializer) -> None:
+        check_options(self)
         encoder, decoder = self.encoder, self.decoder
-        check_rates(dropout_rate=self.dropout_rate)
         if encoder is not None:
             check_model("encoder", encoder)
         check_model("decoder", decoder)
@@ -210,12 +203,6 @@ class LinkPredictor(Layer):
                 "encoder must be a model of graphs, and decoder one of pairs, as DistMult is, got "
                 f"{type(encoder).__name__} and {type(decoder).__name__}"
             )
-        check_positive(
-            num_nodes=self.num_nodes,
-            num_relations=self.num_relations,
-            in_features=self.in_features,
-            relation_features=self.relation_features,
-        )
 
         def embeddings(num_rows: int, features: int) -> nnx.Param[Array]:
             return nnx.Param(embedding_init(rngs.params(), (num_rows, features), self.param_dtype))

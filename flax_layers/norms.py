@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import check_features, finished
-from flax_layers._declaration import Layer, check_options
+from flax_layers._declaration import Layer, ParameterFactory, ParameterLayer, check_options
 from jax_gnn import Batch, segment_mean
 from jax_gnn.extend import (
     accumulator_dtype,
@@ -51,14 +51,13 @@ def graph_means(batch: GraphBatch, x: Array) -> Array:
     return take(means, batch.graph_ids)
 
 
-class _Norm(Layer):
+class _Norm(ParameterLayer):
     """Base of the norms with a factor and a bias for each feature.
 
     Attributes:
         num_features: Features per node.
         epsilon: Constant that is added to variances.
         dtype: Dtype of the computation; None infers it from input and parameters.
-        param_dtype: Dtype of the parameters.
         rngs: Source of keys; no parameter is random.
         scale: Factors, ``(num_features,)``.
         bias: Biases, ``(num_features,)``.
@@ -67,13 +66,8 @@ class _Norm(Layer):
     num_features: int = field(kw_only=False)
     epsilon: float = 1e-5
     dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
-    scale: nnx.Param[Array] = field(init=False)
-    bias: nnx.Param[Array] = field(init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_options(self)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
         # The norm starts as the identity after normalisation.
         self.scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
         self.bias = nnx.Param(jnp.zeros(self.num_features, self.param_dtype))
@@ -106,15 +100,13 @@ class NodeBatchNorm(_Norm):
     """
 
     momentum: float = 0.99
-    mean: nnx.BatchStat[Array] = field(init=False)
-    var: nnx.BatchStat[Array] = field(init=False)
     use_running_average: bool = field(default=False, init=False)
     # Within `ShardedGraph.apply`: the axis of the devices, and the rows that are no padding.
     axis_name: str | None = field(default=None, init=False)
     is_node: Array | None = field(default=None, init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        super().__post_init__(rngs)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        super()._make_parameters(factory)
         dtype = accumulator_dtype(self.scale[...].dtype)
         self.mean = nnx.BatchStat(jnp.zeros(self.num_features, dtype))
         self.var = nnx.BatchStat(jnp.ones(self.num_features, dtype))
@@ -300,10 +292,8 @@ class GraphNorm(_GraphNorm):
         Array([-0.999995,  0.999995], dtype=float32)
     """
 
-    mean_scale: nnx.Param[Array] = field(init=False)
-
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        super().__post_init__(rngs)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        super()._make_parameters(factory)
         self.mean_scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
 
     def _normalized(self, batch: GraphBatch, x: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, field
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from flax_layers._base import (
     DropoutKeys,
@@ -23,7 +23,7 @@ from flax_layers._base import (
     linear,
     linear_options,
 )
-from flax_layers._declaration import Layer, check_options, check_positive, default_kernel_init
+from flax_layers._declaration import ParameterFactory, ParameterLayer, check_positive
 from flax_layers.edge_layers import GINE, PNA, GatedGCN
 from flax_layers.gin import GIN, GINBlock
 from flax_layers.graph import GCN, SAGE
@@ -78,18 +78,14 @@ def readout(batch: GraphBatch, x: ArrayLike, reduce: Readout = "sum") -> Array:
     return jnp.where(row_wise(batch.num_nodes > 0, y), y, jnp.zeros((), y.dtype))
 
 
-class _Readout(Layer):
+class _Readout(ParameterLayer):
     """Base of the readouts with parameters.
 
     Attributes:
         in_features: Features per node.
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys for initialisation (stream "params").
     """
 
     in_features: int = field(kw_only=False)
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
 
     def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
         """Read out features of nodes, ``(num_nodes, in_features)``: one result for each graph."""
@@ -120,12 +116,9 @@ class AttentionReadout(_Readout):
     gate: Any = None
     transform: Any = None
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_options(self)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
         if self.gate is None:
-            self.gate = nnx.data(
-                nnx.Linear(self.in_features, 1, param_dtype=self.param_dtype, rngs=rngs)
-            )
+            self.gate = nnx.data(factory.linear(self.in_features, 1))
         # None as data, too: a module may replace it.
         self.transform = nnx.data(self.transform)
 
@@ -160,17 +153,13 @@ class Set2Set(_Readout):
     """
 
     num_steps: int
-    kernel: nnx.Param[Array] = field(init=False)
-    recurrent_kernel: nnx.Param[Array] = field(init=False)
-    bias: nnx.Param[Array] = field(init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_options(self)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
         n, dtype = self.in_features, self.param_dtype
-        self.kernel = nnx.Param(default_kernel_init(rngs.params(), (2 * n, 4 * n), dtype))
+        self.kernel = factory.kernel(2 * n, 4 * n)
         # JAX decomposes no half types.
         orthogonal = nnx.initializers.orthogonal()(
-            rngs.params(), (n, 4 * n), accumulator_dtype(dtype)
+            factory.rngs.params(), (n, 4 * n), accumulator_dtype(dtype)
         )
         self.recurrent_kernel = nnx.Param(orthogonal.astype(dtype))
         self.bias = nnx.Param(jnp.zeros(4 * n, dtype))
@@ -210,13 +199,11 @@ class TopKReadout(_Readout):
     """
 
     k: int
-    vector: nnx.Param[Array] = field(init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_options(self)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
         bound, shape = self.in_features**-0.5, (self.in_features,)  # as in PyG
-        vector = jax.random.uniform(rngs.params(), shape, self.param_dtype, -bound, bound)
-        self.vector = nnx.Param(vector)
+        key = factory.rngs.params()
+        self.vector = nnx.Param(jax.random.uniform(key, shape, self.param_dtype, -bound, bound))
 
     def _read(self, batch: GraphBatch, x: Array) -> Array:
         """Return ``(num_graphs, k, in_features)``; padded with zeros if a graph has fewer nodes."""
@@ -274,7 +261,7 @@ def jumping_knowledge(layers: Sequence[Array], mode: Literal["concat", "max"] = 
     return functools.reduce(jnp.maximum, promoted)
 
 
-class _Classifier(Layer):
+class _Classifier(ParameterLayer):
     """Base of the classifiers of graphs.
 
     Attributes:
@@ -331,8 +318,6 @@ class GINClassifier(_Classifier):
         dropout_rate: Share of each layer's scores dropped in training, in [0, 1].
         eps: Weight of a node's own features, less 1, see `GINBlock`.
         learn_eps: Whether eps is learnable.
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys, streams "params" and "dropout".
         blocks: The layers, `GINBlock`.
         heads: Linear maps of the readouts of the input, and of each layer.
 
@@ -348,26 +333,15 @@ class GINClassifier(_Classifier):
     dropout_rate: float = 0.5
     eps: float = 0.0
     learn_eps: bool = False
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
-    blocks: nnx.List[GINBlock] = field(init=False)
-    heads: nnx.List[nnx.Linear] = field(init=False)
-    dropout: nnx.Dropout = field(init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_options(self)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
         widths = [self.in_features, *[self.hidden_features] * self.num_layers]
-        options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
-        self.blocks = nnx.List(
-            [
-                GINBlock(
-                    width, self.hidden_features, eps=self.eps, learn_eps=self.learn_eps, **options
-                )
-                for width in widths[:-1]
-            ]
-        )
-        self.heads = nnx.List([nnx.Linear(width, self.out_features, **options) for width in widths])
-        self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
+        options: Any = {"eps": self.eps, "learn_eps": self.learn_eps}
+        options |= {"param_dtype": self.param_dtype, "rngs": factory.rngs}
+        blocks = [GINBlock(width, self.hidden_features, **options) for width in widths[:-1]]
+        self.blocks = nnx.List(blocks)
+        self.heads = nnx.List([factory.linear(width, self.out_features) for width in widths])
+        self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
     def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         # Features after each layer, of which each has a readout and a head.

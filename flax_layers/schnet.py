@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, field
 from typing import Any
 
 import jax
@@ -10,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from flax_layers._base import linear
-from flax_layers._declaration import check_options
+from flax_layers._declaration import ParameterFactory
 from flax_layers.norms import check_nodes
 from flax_layers.point_layers import CFConv, shifted_softplus
 from flax_layers.readout import Readout, _Classifier, readout
@@ -47,8 +46,6 @@ class SchNet(_Classifier):
         cutoff: Largest distance of atoms that interact.
         graph_reduce: Reduction over atoms: "sum", "mean" or "max".
         dropout_rate: Share of the atoms' last hidden features dropped in training, in [0, 1].
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys, streams "params" and "dropout".
         embedding: Features by atomic number, ``(100, hidden_features)``.
         convs: The convolutions; maps are the linear maps after them.
         hidden: Map to half of the features, before the last one, `output`.
@@ -67,17 +64,8 @@ class SchNet(_Classifier):
     cutoff: float = 10.0
     graph_reduce: Readout = "sum"
     dropout_rate: float = 0.0
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
-    embedding: nnx.Param[Array] = field(init=False)
-    convs: nnx.List[CFConv] = field(init=False)
-    maps: nnx.List[nnx.Linear] = field(init=False)
-    hidden: nnx.Linear = field(init=False)
-    output: nnx.Linear = field(init=False)
-    dropout: nnx.Dropout = field(init=False)
 
-    def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_options(self)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
         if self.in_features != 4:
             got = f"got {self.in_features}"
             raise ValueError(f"in_features must be 4, a number and a position, {got}")
@@ -86,17 +74,15 @@ class SchNet(_Classifier):
         if self.cutoff <= 0:
             raise ValueError(f"cutoff must be a positive number, got {self.cutoff}")
         width, half = self.hidden_features, max(self.hidden_features // 2, 1)
-        options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
-        filters: Any = {"edge_in_features": self.num_gaussians, "mlp_features": self.num_filters}
         shape = MAX_ATOMIC_NUMBER + 1, width
-        self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape, self.param_dtype))
-        filters["cutoff"] = float(self.cutoff)
-        convs = [CFConv(width, width, **filters, **options) for _ in range(self.num_layers)]
-        self.convs = nnx.List(convs)
-        self.maps = nnx.List([nnx.Linear(width, width, **options) for _ in self.convs])
-        self.hidden = nnx.Linear(width, half, **options)
-        self.output = nnx.Linear(half, self.out_features, **options)
-        self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
+        self.embedding = factory.kernel(*shape, init=nnx.initializers.normal(1.0))
+        filters: Any = {"edge_in_features": self.num_gaussians, "mlp_features": self.num_filters}
+        filters |= {"cutoff": float(self.cutoff), **factory._asdict()}
+        self.convs = nnx.List([CFConv(width, width, **filters) for _ in range(self.num_layers)])
+        self.maps = nnx.List([factory.linear(width, width) for _ in self.convs])
+        self.hidden = factory.linear(width, half)
+        self.output = factory.linear(half, self.out_features)
+        self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
     def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         del edges
