@@ -79,9 +79,10 @@ class MultiHead:
         """Features of all heads."""
         return self.heads * self._head_features
 
-    def _attention_vector(self, factory: ParameterFactory, *lead: int) -> nnx.Param[Array]:
+    def _attention_vector(self, factory: ParameterFactory, *lead: int, when: bool = True) -> Any:
         """Return a vector for each head, ``(*lead, heads, features)``."""
-        return factory.kernel(*lead, self.heads, self._head_features, init=attention_init)
+        shape = *lead, self.heads, self._head_features
+        return factory.kernel(*shape, init=attention_init, when=when)
 
     def _split(self, x: Array) -> Array:
         """Reshape ``(…, heads · features)`` to ``(…, heads, features)``."""

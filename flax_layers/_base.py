@@ -43,8 +43,6 @@ from jax_gnn.sharding import HostRows, HypergraphPart, Part, RelationalPart
 
 T = TypeVar("T")
 
-optimization_barrier: Callable[[T], T] = jax.lax.optimization_barrier
-
 Activation = Literal["relu"]
 """Activations that kernels apply to the result of a convolution."""
 
@@ -127,10 +125,7 @@ class Convolution(LinearOptions):
             x = check_sources(graph, x, self.in_features)
         else:
             x = check_features(x, graph.num_nodes, self.in_features)
-        operands: tuple[Array, Array, Array | None] = promote(
-            (x, self.kernel[...], parameter_value(self.bias)), self.dtype
-        )
-        return operands
+        return promote((x, self.kernel[...], parameter_value(self.bias)), self.dtype)
 
     def _product(
         self,
@@ -177,7 +172,7 @@ class Convolution(LinearOptions):
 
         def halo_product(x: Array, *scale: Array) -> Array:
             # Without the barrier XLA merges this product with that of all rows.
-            separate_kernel = optimization_barrier(kernel)
+            separate_kernel = jax.lax.optimization_barrier(kernel)
             return self._product(x, separate_kernel, scale=scale[0] if scale else None)
 
         sent = None
@@ -334,8 +329,7 @@ class Stack(LinearOptions):
         self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
     ) -> Array:
         """Call convolution `number`."""
-        y: Array = getattr(self, f"conv{number}")(graph, x, *arguments, **named)
-        return y
+        return getattr(self, f"conv{number}")(graph, x, *arguments, **named)
 
     def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
         """Convolve and activate, in one kernel if the convolution can apply the ReLU."""
@@ -621,8 +615,7 @@ def map_sources(graph: Graph, x: Array | HostRows, width: int, function: Callabl
     """Return ``function(x)`` of all sources; halo rows are sent on its narrower side."""
     if not isinstance(x, HostRows) and x.shape[-1] <= width:
         return function(source_rows(graph, x))
-    y: T = jax.tree.map(lambda y: source_rows(graph, y), function(x))
-    return y
+    return jax.tree.map(lambda y: source_rows(graph, y), function(x))
 
 
 def endpoint_values(

@@ -227,7 +227,10 @@ def check_positive(**sizes: int) -> None:
 
 
 class ParameterFactory(NamedTuple):
-    """Maker of parameters, whose fields are the arguments of `nnx.Linear` beside its sizes."""
+    """Maker of parameters, whose fields are the arguments of `nnx.Linear` beside its sizes.
+
+    Without `when`, or where a size is None, methods return None, which modules hold as data.
+    """
 
     rngs: nnx.Rngs
     use_bias: bool
@@ -237,35 +240,47 @@ class ParameterFactory(NamedTuple):
     kernel_init: nnx.Initializer
     bias_init: nnx.Initializer
 
-    def kernel(self, *shape: int, init: nnx.Initializer | None = None) -> nnx.Param[Array]:
+    def kernel(
+        self, *shape: int | None, init: nnx.Initializer | None = None, when: bool = True
+    ) -> Any:
         """Return a parameter; axes before the last two are of independent kernels."""
-        return nnx.Param(self._draw(self.kernel_init if init is None else init, shape, 2))
+        return self._drawn(self.kernel_init if init is None else init, shape, 2, when)
 
-    def bias(self, *shape: int) -> nnx.Param[Array] | None:
+    def bias(self, *shape: int) -> Any:
         """Return a parameter, or None without biases; axes before the last are independent."""
-        if not self.use_bias:
-            return nnx.data(None)
-        return nnx.Param(self._draw(self.bias_init, shape, 1))
+        return self._drawn(self.bias_init, shape, 1, self.use_bias)
 
-    def scalar(self, value: float) -> nnx.Param[Array]:
-        """Return a parameter of this value."""
-        return nnx.Param(jnp.array(value, self.param_dtype))
+    def full(self, value: float, *shape: int | None, when: bool = True) -> Any:
+        """Return a parameter whose entries are all this value."""
+        if not when or None in shape:
+            return nnx.data(None)
+        return nnx.Param(jnp.full(shape, value, self.param_dtype))
 
     def linear(
-        self, in_features: int, out_features: int, *, use_bias: bool | None = None
-    ) -> nnx.Linear:
+        self,
+        in_features: int | None,
+        out_features: int,
+        *,
+        use_bias: bool | None = None,
+        when: bool = True,
+    ) -> Any:
         """Return a linear map; `use_bias` None means that of the layer."""
+        if not when or in_features is None:
+            return nnx.data(None)
         factory = self if use_bias is None else self._replace(use_bias=use_bias)
         return nnx.Linear(in_features, out_features, **factory._asdict())
 
-    def _draw(self, init: nnx.Initializer, shape: tuple[int, ...], rank: int) -> Array:
-        """Return an array whose slices of the last `rank` axes are initialized independently."""
+    def _drawn(self, init: nnx.Initializer, shape: tuple[Any, ...], rank: int, when: bool) -> Any:
+        """Return a parameter whose slices of the last `rank` axes are initialized independently."""
+        if not when or None in shape:
+            return nnx.data(None)
         lead, unit = shape[:-rank], shape[-rank:]
         if not lead:
-            return init(self.rngs.params(), unit, self.param_dtype)
+            return nnx.Param(init(self.rngs.params(), unit, self.param_dtype))
         # Initializers take fan-in and fan-out from the shape of one slice, hence a key for each.
         keys = jax.random.split(self.rngs.params(), math.prod(lead))
-        return jax.vmap(lambda key: init(key, unit, self.param_dtype))(keys).reshape(shape)
+        slices = jax.vmap(lambda key: init(key, unit, self.param_dtype))(keys)
+        return nnx.Param(slices.reshape(shape))
 
 
 def _hashable(value: Any) -> Any:

@@ -51,8 +51,7 @@ def softmax_with_self(
     power, own = jnp.exp(scores - g.dst(top)), jnp.exp(self_scores - top)
     kept = power if dropout is None else dropout(g, power)
     sums = g.sum(kept * values.astype(wide)) + own * self_values.astype(wide)
-    y: Array = (sums / (g.sum(power) + own)).astype(values.dtype)
-    return y
+    return (sums / (g.sum(power) + own)).astype(values.dtype)
 
 
 def _agnn(
@@ -307,8 +306,7 @@ class FAConv(ProgramLayer):
         options: Any = {"deterministic": deterministic, "rngs": rngs}
         # Scales of one array stay one input.
         scales: Any = scale if graph.num_src != graph.num_dst else scale[0]
-        y: Array = super().__call__(graph, x, x0=x0, scale=scales, **options)
-        return y
+        return super().__call__(graph, x, x0=x0, scale=scales, **options)
 
 
 def _gmm(
@@ -443,5 +441,4 @@ class PDNConv(ProgramLayer):
                 "graph must not be bipartite with a normalization, as sources need degrees, got "
                 f"num_src={graph.num_src} and num_dst={graph.num_dst}"
             )
-        y: Array = super().__call__(graph, x, edge_features)
-        return y
+        return super().__call__(graph, x, edge_features)

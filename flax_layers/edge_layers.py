@@ -387,8 +387,7 @@ class GatedGCN(GatedGCNOptions, Stack):
             h, e = conv(graph, h, e, activation=None if is_last else "relu")
             if not is_last:
                 h, e = (self.dropout(y, **dropout) for y in (h, e))
-        logits: Array = h
-        return logits
+        return h
 
 
 def _cg(

@@ -107,7 +107,7 @@ class GINConv(GINOptions, Convolution):
         else:
             mlp = users_mlp(self, self.in_features, factory)
         self.mlp = nnx.data(mlp)
-        self.learned_eps = factory.scalar(self.eps) if self.learn_eps else nnx.data(None)
+        self.learned_eps = factory.full(self.eps, when=self.learn_eps)
 
     def __call__(
         self,
@@ -179,8 +179,7 @@ def users_mlp(layer: Any, in_features: int, factory: ParameterFactory) -> nnx.Mo
     if not isinstance(mlp, nnx.Module):
         mlp = mlp(in_features, layer.out_features, factory.rngs)
     check_instance("mlp(in_features, out_features, rngs)", mlp, nnx.Module)
-    module: nnx.Module = mlp
-    return module
+    return mlp
 
 
 def apply_mlp(

@@ -272,5 +272,4 @@ class GPSConv(LinearOptions):
         if self.node_norm is None:
             return x
         options = {"use_running_average": deterministic} if self.node_norm == "batch_norm" else {}
-        y: Array = self.norms[number](batch, x, **options)
-        return y
+        return self.norms[number](batch, x, **options)

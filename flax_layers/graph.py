@@ -33,7 +33,6 @@ from flax_layers._base import (
     inverse_root,
     linear,
     num_rows,
-    optimization_barrier,
     parameter_value,
     promote,
     scaled,
@@ -233,12 +232,10 @@ class SAGEConv(SAGEOptions, Convolution):
         src_features, dst_features = endpoint_sizes(self.in_features)
         self.kernel = factory.kernel(src_features, self.out_features)
         self.bias = factory.bias(self.out_features)
-        self.root: nnx.Linear | None = nnx.data(None)
-        if self.self_weight:
-            self.root = factory.linear(dst_features, self.out_features, use_bias=False)
-        self.projection: nnx.Linear | None = nnx.data(None)
-        if self.project:
-            self.projection = factory.linear(src_features, src_features)
+        self.root = factory.linear(
+            dst_features, self.out_features, use_bias=False, when=self.self_weight
+        )
+        self.projection = factory.linear(src_features, src_features, when=self.project)
 
     def __call__(
         self,
@@ -287,7 +284,7 @@ class SAGEConv(SAGEOptions, Convolution):
         else:
             # Without the barrier XLA joins both maps of x on a GPU, and copies the results of both
             # out of their common product.
-            y = self._product(optimization_barrier(messages), kernel)
+            y = self._product(jax.lax.optimization_barrier(messages), kernel)
             if self.l2_normalize:
                 y = unit_rows(aggregate(y, residual=root, **epilogue(y, bias, None)))
                 return finished(y, None, activation)

@@ -70,9 +70,7 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
         _, self.dst_features = endpoint_sizes(self.in_features)
-        self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
-        if self.edge_in_features is not None:
-            self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
+        self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
 
     def _endpoints(self, graph: Graph, x: NodeFeatures) -> tuple[Array, Array]:
         """Return the features of sources and of destinations in the dtype of the computation."""
@@ -145,14 +143,12 @@ class GATConv(_GraphAttentionConv):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
-        self.dst_kernel: nnx.Param[Array] | None = nnx.data(None)
-        if isinstance(self.in_features, tuple):
-            self.dst_kernel = factory.kernel(self.dst_features, self._width)
+        is_pair = isinstance(self.in_features, tuple)
+        self.dst_kernel = factory.kernel(self.dst_features, self._width, when=is_pair)
         self.src_attention = self._attention_vector(factory)
         self.dst_attention = self._attention_vector(factory)
-        self.edge_attention: nnx.Param[Array] | None = nnx.data(None)
-        if self.edge_in_features is not None:
-            self.edge_attention = self._attention_vector(factory)
+        has_edges = self.edge_in_features is not None
+        self.edge_attention = self._attention_vector(factory, when=has_edges)
 
     def __call__(
         self,
@@ -188,7 +184,7 @@ class GATConv(_GraphAttentionConv):
             kernel = self.kernel if self.dst_kernel is None else self.dst_kernel
             dst_score = self._scores(dst, kernel, self.dst_attention)
         bias = None
-        if attr is not None and self.edge_kernel is not None and self.edge_attention is not None:
+        if attr is not None:
             bias = self._scores(attr, self.edge_kernel, self.edge_attention)
             bias = _flat_heads(jnp.broadcast_to(bias, (bias.shape[0], *value.shape[1:-1])))
         shape = (graph.num_dst, *value.shape[1:])
@@ -262,11 +258,9 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
             )
         super()._make_parameters(factory)
         self.src_bias = factory.bias(self._width)
-        self.dst_kernel: nnx.Param[Array] | None = nnx.data(None)
-        self.dst_bias: nnx.Param[Array] | None = nnx.data(None)
-        if not self.share_weights:
-            self.dst_kernel = factory.kernel(dst_features, self._width)
-            self.dst_bias = factory.bias(self._width)
+        is_own = not self.share_weights
+        self.dst_kernel = factory.kernel(dst_features, self._width, when=is_own)
+        self.dst_bias = factory.bias(self._width) if is_own else nnx.data(None)
         self.attention = self._attention_vector(factory)
 
     def __call__(
@@ -290,7 +284,7 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
         else:
             dst_rows = destination_rows(graph, src_rows)
         edge_rows = None
-        if attr is not None and self.edge_kernel is not None:
+        if attr is not None:
             edge_rows = self._map(attr, self.edge_kernel, None)
             edge_rows = jnp.broadcast_to(edge_rows, (edge_rows.shape[0], *src_rows.shape[1:]))
             edge_rows = _flat_heads(edge_rows, 1)
@@ -370,15 +364,9 @@ class TransformerConv(TransformerOptions, MultiHead):
         self.query = factory.linear(dst_features, self._width)
         self.key = factory.linear(src_features, self._width)
         self.value = factory.linear(src_features, self._width)
-        self.edge: nnx.Linear | None = nnx.data(None)
-        if self.edge_in_features is not None:
-            self.edge = factory.linear(self.edge_in_features, self._width, use_bias=False)
-        self.root: nnx.Linear | None = nnx.data(None)
-        if self.self_weight:
-            self.root = factory.linear(dst_features, self.out_features)
-        self.gate: nnx.Linear | None = nnx.data(None)
-        if self.gated:
-            self.gate = factory.linear(3 * self.out_features, 1, use_bias=False)
+        self.edge = factory.linear(self.edge_in_features, self._width, use_bias=False)
+        self.root = factory.linear(dst_features, self.out_features, when=self.self_weight)
+        self.gate = factory.linear(3 * self.out_features, 1, use_bias=False, when=self.gated)
         self.attention_dropout = self._dropout(factory)
 
     def __call__(
@@ -403,7 +391,7 @@ class TransformerConv(TransformerOptions, MultiHead):
 
         key, value = map_sources(graph, src, 2 * self._width, key_and_value)
         edge_rows = None
-        if attr is not None and self.edge is not None:
+        if attr is not None:
             edge_rows = self._split(linear(self.edge, attr))
             edge_rows = jnp.broadcast_to(edge_rows, (edge_rows.shape[0], *value.shape[1:]))
             edge_rows = _flat_heads(edge_rows, 1)

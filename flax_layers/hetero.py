@@ -190,8 +190,7 @@ class HeteroConv(nnx.Module):
                 check_features(x[name], len(x[name]), size, f"x_dict[{name!r}]")
         # Within one type an array, so that convolutions see nodes that are their own neighbours.
         features = x[key[0]] if key[0] == key[2] else (x[key[0]], x[key[2]])
-        y: Array = conv(graph.graph(key), features, **arguments)
-        return y
+        return conv(graph.graph(key), features, **arguments)
 
     # --- Several relations as one product ---------------------------------------------------------
 

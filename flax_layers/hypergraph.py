@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -66,9 +64,7 @@ class HGNNConv(HGNNOptions, Convolution):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
-        self.hyperedge_weight: nnx.Param[Array] | None = nnx.data(None)
-        if self.num_hyperedges is not None:
-            self.hyperedge_weight = nnx.Param(jnp.ones(self.num_hyperedges, self.param_dtype))
+        self.hyperedge_weight = factory.full(1, self.num_hyperedges)
 
     def __call__(
         self,

@@ -595,8 +595,7 @@ def _ranks(
     # Chunks are ranked one after another, by one compiled body.
     queries = ranking.subjects, ranking.relations, ranking.objects
     ranks: Array = jax.lax.map(rank_chunk, (*queries, ranking.known_rows, ranking.known_objects))
-    result: Array = ranks.ravel()[ranking.places]
-    return result
+    return ranks.ravel()[ranking.places]
 
 
 def edge_metrics(positive_scores: ArrayLike, negative_scores: ArrayLike) -> dict[str, float]:

@@ -69,16 +69,13 @@ class _Norm(ParameterLayer):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         # The norm starts as the identity after normalisation.
-        self.scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
-        self.bias = nnx.Param(jnp.zeros(self.num_features, self.param_dtype))
+        self.scale = factory.full(1, self.num_features)
+        self.bias = factory.full(0, self.num_features)
 
     def _operands(self, batch: GraphBatch, x: ArrayLike) -> tuple[Array, Array, Array]:
         """Return checked features, scale and bias in the dtype of the computation."""
         rows = check_nodes(batch, x, self.num_features)
-        operands: tuple[Array, Array, Array] = dtypes.promote_dtype(
-            (rows, self.scale[...], self.bias[...]), dtype=self.dtype
-        )
-        return operands
+        return dtypes.promote_dtype((rows, self.scale[...], self.bias[...]), dtype=self.dtype)
 
 
 class NodeBatchNorm(_Norm):
@@ -294,7 +291,7 @@ class GraphNorm(_GraphNorm):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
-        self.mean_scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
+        self.mean_scale = factory.full(1, self.num_features)
 
     def _normalized(self, batch: GraphBatch, x: Array) -> Array:
         share = feature_wise(self.mean_scale[...].astype(x.dtype), x)

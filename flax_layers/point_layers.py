@@ -89,8 +89,7 @@ class CFConv(ProgramLayer):
                 edge_in_features)``, in the graph's order (`Graph.edge_values`).
             distance: Lengths of the edges, ``(num_edges, *batch)``, in the unit of `cutoff`.
         """
-        y: Array = super().__call__(graph, x, edge_features, distance=distance)
-        return y
+        return super().__call__(graph, x, edge_features, distance=distance)
 
 
 _SMALL = jax.nn.initializers.variance_scaling(1e-6, "fan_avg", "uniform")
@@ -173,8 +172,7 @@ class EGNNConv(ProgramLayer):
             edge_features: Features of edges, ``(num_edges, *batch, edge_in_features)``, in the
                 graph's order (`Graph.edge_values`), of a layer with `edge_in_features`.
         """
-        results: tuple[Array, Array] = super().__call__(graph, x, edge_features, pos=pos)
-        return results
+        return super().__call__(graph, x, edge_features, pos=pos)
 
 
 def sine_basis(distance: Array, num_basis: int, cutoff: float) -> Array:
@@ -263,8 +261,7 @@ class PaiNNConv(ProgramLayer):
             vectors: Vectors, ``(num_src, *batch, 3, out_features)``, or a pair; zeros at first.
             pos: Positions, ``(num_src, *batch, 3)``, in the unit of `cutoff`, or a pair.
         """
-        results: tuple[Array, Array] = super().__call__(graph, x, vectors=vectors, pos=pos)
-        return results
+        return super().__call__(graph, x, vectors=vectors, pos=pos)
 
 
 class _PointLayer(ProgramLayer):
@@ -286,8 +283,7 @@ class _PointLayer(ProgramLayer):
                 the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             pos: Positions, ``(num_src, *batch, dimensions)``, or a pair.
         """
-        y: Array = super().__call__(graph, x, pos=pos)
-        return y
+        return super().__call__(graph, x, pos=pos)
 
 
 def _point_net(

@@ -83,14 +83,14 @@ class Axes(NamedTuple):
     def make(self, name: str, layer: Any, factory: ParameterFactory, widths: Widths) -> Any:
         """Return the parameter, or None where the layer has none."""
         shape = self.shape(name, widths)
-        if shape is None or not (self.when is None or getattr(layer, self.when)):
+        if shape is None or (self.when and not getattr(layer, self.when)):
             return nnx.data(None)
         init = getattr(layer, self.init) if isinstance(self.init, str) else self.init
         if init is None and len(shape) == 1:
             return factory.bias(*shape)
         if init is None or callable(init):
             return factory.kernel(*shape, init=init)
-        return nnx.Param(jnp.full(shape, init, factory.param_dtype))
+        return factory.full(init, *shape)
 
     def value(self, parameter: Any) -> Array | None:
         """Return what the program gets: the array, or None."""
@@ -110,7 +110,7 @@ class DenseAxes(NamedTuple):
     def make(self, name: str, layer: Any, factory: ParameterFactory, widths: Widths) -> Any:
         """Return a perceptron or several as lists of linear maps, or None if there is none."""
         sizes = Axes(self.widths).shape(name, widths)
-        if sizes is None or not (self.when is None or getattr(layer, self.when)):
+        if sizes is None or (self.when and not getattr(layer, self.when)):
             return nnx.data(None)
         if self.layers is not None:
             sizes += sizes[-1:] * (getattr(layer, self.layers) - len(sizes) + 1)
@@ -227,8 +227,7 @@ def dropout_key(
         return None
     source = dropout.rngs if rngs is None else rngs
     source = source["dropout"] if isinstance(source, nnx.Rngs) else source
-    key: Array = source() if isinstance(source, nnx.RngStream) else source
-    return key
+    return source() if isinstance(source, nnx.RngStream) else source
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["key"], meta_fields=["rate"])
@@ -361,8 +360,7 @@ class ProgramLayer(LinearOptions):
 
     def _dropout_rate(self) -> float:
         """Return the rate of the dropout that the program gets."""
-        rate: float = getattr(self, "attention_dropout_rate", 0.0)
-        return rate
+        return getattr(self, "attention_dropout_rate", 0.0)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         """Make the parameters that the program's arguments declare."""

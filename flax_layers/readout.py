@@ -162,7 +162,7 @@ class Set2Set(_Readout):
             factory.rngs.params(), (n, 4 * n), accumulator_dtype(dtype)
         )
         self.recurrent_kernel = nnx.Param(orthogonal.astype(dtype))
-        self.bias = nnx.Param(jnp.zeros(4 * n, dtype))
+        self.bias = factory.full(0, 4 * n)
 
     def _read(self, batch: GraphBatch, x: Array) -> Array:
         """Return ``(num_graphs, 2 in_features)``: the final query, and the sum that it read."""

@@ -210,8 +210,7 @@ class SimpleHGN(SimpleHGNOptions, AttentionStack):
             y, attention = conv(structure, y, previous, return_attention=True, **dropout)
             if not is_last:
                 y = self.dropout(jax.nn.elu(y), **dropout)
-        logits: Array = unit_rows(y) if self.l2_normalize else y
-        return logits
+        return unit_rows(y) if self.l2_normalize else y
 
     __call__ = takes_hetero(_call)
 
@@ -346,8 +345,7 @@ class HEATConv(HEATOptions, MultiHead, ProgramLayer):
                 f"node_types must have shape (num_src,) = ({len(features)},), got {types.shape}"
             )
         z, options = self.types(features, types), {"deterministic": deterministic, "rngs": rngs}
-        y: Array = super().__call__(graph, z, edge_features, **options)  # type: ignore[arg-type]
-        return y
+        return super().__call__(graph, z, edge_features, **options)  # type: ignore[arg-type]
 
 
 class HEAT(HEATOptions, AttentionStack):
@@ -439,8 +437,7 @@ class FiLMConv(ProgramLayer):
         """
         check_instance("graph", graph, RelationalGraph)
         inputs: Any = {"edge_weight": graph.norm("mean")} if self.reduce == "mean" else {}
-        y: Array = super().__call__(graph, x, **inputs)
-        return y
+        return super().__call__(graph, x, **inputs)
 
 
 def _rgin(

@@ -101,12 +101,6 @@ class RelationOptions(LinearOptions):
             )
         return self.num_relations, num_blocks, in_features // num_blocks, out_features // num_blocks
 
-    def _make_coefficients(self, factory: ParameterFactory) -> nnx.Param[Array] | None:
-        """Return the shares of bases in relations, or None without bases."""
-        if self.num_bases is None:
-            return nnx.data(None)
-        return factory.kernel(self.num_relations, self.num_bases)
-
 
 class RGCNOptions(RelationOptions):
     """Options of `RGCNConv`, and of `RGCN` for its convolutions.
@@ -160,10 +154,9 @@ class RGCNConv(RGCNOptions):
         if self.num_blocks is None:
             shape = (shape[0] + self.self_weight, *shape[1:])
         self.kernel = factory.kernel(*shape)
-        self.coefficients = self._make_coefficients(factory)
-        self.own: nnx.Param[Array] | None = nnx.data(None)
-        if self.self_weight and self.num_blocks is not None:
-            self.own = factory.kernel(self.in_features, self.out_features)
+        self.coefficients = factory.kernel(self.num_relations, self.num_bases)
+        is_beside_blocks = self.self_weight and self.num_blocks is not None
+        self.own = factory.kernel(self.in_features, self.out_features, when=is_beside_blocks)
         self.bias = factory.bias(self.out_features)
 
     @takes_hetero

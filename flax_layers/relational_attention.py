@@ -141,14 +141,12 @@ class RGATConv(RGATOptions, MultiHead):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         self._check_heads()
         self.kernel = factory.kernel(*self._kernel_shape(self.in_features, self._width))
-        self.coefficients = self._make_coefficients(factory)
+        self.coefficients = factory.kernel(self.num_relations, self.num_bases)
         self.src_attention = self._attention_vector(factory, self.num_relations)
         self.dst_attention = self._attention_vector(factory, self.num_relations)
-        self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
-        self.edge_attention: nnx.Param[Array] | None = nnx.data(None)
-        if self.edge_in_features is not None:
-            self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
-            self.edge_attention = self._attention_vector(factory)
+        self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
+        has_edges = self.edge_in_features is not None
+        self.edge_attention = self._attention_vector(factory, when=has_edges)
         self.bias = factory.bias(self.out_features)
         self.attention_dropout = self._dropout(factory)
 
@@ -236,8 +234,6 @@ class RGATConv(RGATOptions, MultiHead):
     def _edge_scores(self, graph: RelationalGraph, attr: ArrayLike, dtype: DTypeLike) -> Array:
         """Return scores of edges, ``(num_edges, heads)``, by a product as wide as the heads."""
         assert self.edge_in_features is not None
-        assert self.edge_kernel is not None
-        assert self.edge_attention is not None
         x = check_features(
             attr, graph.num_edges, self.edge_in_features, "edge_features", "num_edges"
         )
@@ -352,10 +348,10 @@ class HGTConv(HGTOptions):
         relation_shape = self.num_relations, self.heads, head_width, head_width
         self.attention = factory.kernel(*relation_shape)
         self.message = factory.kernel(*relation_shape)
-        self.prior = nnx.Param(jnp.ones((self.num_relations, self.heads), self.param_dtype))
+        self.prior = factory.full(1, self.num_relations, self.heads)
         self.output = factory.kernel(count, width, width)
         self.output_bias = factory.bias(count, width)
-        self.skip = nnx.Param(jnp.ones((count,), self.param_dtype))
+        self.skip = factory.full(1, count)
 
     @property
     def _has_one_width(self) -> bool:
@@ -735,8 +731,7 @@ def _split(x: Array, heads: int) -> Array:
 def _promote(tree: T, dtype: DTypeLike | None) -> T:
     """Return the tree with all arrays in the dtype of the computation."""
     leaves, structure = jax.tree.flatten(tree)
-    promoted: T = jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
-    return promoted
+    return jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
 
 
 def _side_by_side(kernel: Array, bias: Array | None) -> RelationMaps:

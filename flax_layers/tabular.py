@@ -84,7 +84,7 @@ class TableEncoder(LinearOptions):
         self.map = factory.linear(width or 1, self.out_features)
         count, init = len(self.num_categories), nnx.initializers.normal(1.0)
         shape = sum(self.num_categories) + count, self.out_features
-        self.categories: Any = factory.kernel(*shape, init=init) if count else nnx.data(None)
+        self.categories = factory.kernel(*shape, init=init, when=count > 0)
 
     def __call__(self, table: Table) -> Array:
         """Encode rows, ``(rows, out_features)`` in `dtype`.
@@ -127,8 +127,7 @@ class TableEncoder(LinearOptions):
             ids = start + jnp.where((ids >= 0) & (ids < size), ids + 1, 0)
             terms.append(promote((self.categories[...],), self.dtype)[0][ids])
             start += size + 1
-        y: Array = functools.reduce(operator.add, promote(tuple(terms), self.dtype))
-        return y
+        return functools.reduce(operator.add, promote(tuple(terms), self.dtype))
 
 
 def _as_wide(x: Array) -> Array:
@@ -224,5 +223,4 @@ class DatabaseModel(nnx.Module):
                 ages = jnp.stack([days, is_known.astype(days.dtype)], 1)
                 encoded = encoded + linear(self.age, ages.astype(encoded.dtype))
             y = jnp.where(row_wise(places >= 0, encoded), encoded, y)
-        logits: Array = self.model(blocks, jax.nn.relu(y), **named)
-        return logits
+        return self.model(blocks, jax.nn.relu(y), **named)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -139,7 +138,7 @@ class UniGINConv(UniGINOptions, _UniConvolution):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
-        self.learned_eps = factory.scalar(self.eps) if self.learn_eps else nnx.data(None)
+        self.learned_eps = factory.full(self.eps, when=self.learn_eps)
 
     def _node_terms(self) -> tuple[Reduce, ArrayLike]:
         eps = self.eps if self.learned_eps is None else self.learned_eps[...].astype(float)

@@ -289,8 +289,7 @@ def _minimise(start: np.ndarray, z: Array, y: Array, strength: float) -> np.ndar
     flat = scipy.optimize.minimize(
         loss, start.ravel(), jac=True, method="L-BFGS-B", options=options
     ).x
-    weights: np.ndarray = flat.reshape(start.shape)
-    return weights
+    return flat.reshape(start.shape)
 
 
 def _linear(weights: np.ndarray) -> Predict:

@@ -40,7 +40,6 @@ from flax_layers.training.links import TrainedLinks
 from flax_layers.training.models import RECIPES
 from flax_layers.training.predictor import ColumnsLike, Predictor, Preprocessing, leaves_by_path
 from flax_layers.training.trained import TrainedModel, stack_of
-from flax_layers.training.types import array_spec
 from jax_gnn import __version__
 from jax_gnn.datasets import Split
 
@@ -219,7 +218,9 @@ def _load(path: Path, factory: Factory) -> Predictor:
         if "class" in description:
             _check_variables(description, shapes)
         device = jnp.zeros(()).sharding
-        expected = jax.tree.map(lambda p: array_spec(p.shape, p.dtype, sharding=device), abstract)
+        expected = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=device), abstract
+        )
         params = checkpointer.restore(
             path, args=ocp.args.Composite(params=ocp.args.StandardRestore(expected))
         ).params

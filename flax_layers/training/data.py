@@ -319,8 +319,7 @@ def node_features(dataset: NodeDataset, config: TrainConfig | LinkConfig) -> Fea
         part = x.get(name) if isinstance(x, dict) else x
         if part is not None and part.shape[1] != len(mean):
             raise data_error(dataset, f"has {part.shape[1]} features, the model takes {len(mean)}")
-    scaled: Features = jax.tree.map(np.asarray, preprocessed(preprocessing_of(config), x))
-    return scaled
+    return jax.tree.map(np.asarray, preprocessed(preprocessing_of(config), x))
 
 
 def preprocessing_of(config: TrainConfig | LinkConfig) -> Preprocessing:
@@ -425,8 +424,7 @@ def scaled_labels(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
     mean, std = np.array(config.target_scaling, np.float32)
     if _is_per_node(config):
         mean = mean * dataset.sizes[:, None].astype(np.float32)  # type: ignore[attr-defined]
-    scaled: np.ndarray = (dataset.y.reshape(len(dataset.y), -1) - mean) / std
-    return scaled
+    return (dataset.y.reshape(len(dataset.y), -1) - mean) / std
 
 
 def labels(dataset: NodeDataset) -> np.ndarray:

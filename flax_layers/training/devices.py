@@ -86,8 +86,7 @@ def mesh_of(devices: int) -> Mesh:
 
 def merge_devices(rows: Array) -> Array:
     """Merge the axes of devices and of each device's rows."""
-    merged: Array = rows.reshape(-1, *rows.shape[2:])
-    return merged
+    return rows.reshape(-1, *rows.shape[2:])
 
 
 def deal_groups(tree: PyTree, mesh: Mesh) -> PyTree:
@@ -179,8 +178,7 @@ def deal_rows(graph: Any, array: Array, axis: int = 0) -> Array:
         return array
     spec: Any = PartitionSpec
     sharding = NamedSharding(graph.mesh, spec(*[None] * axis, AXIS))
-    dealt: Array = jax.lax.with_sharding_constraint(array, sharding)
-    return dealt
+    return jax.lax.with_sharding_constraint(array, sharding)
 
 
 def gather(array: Array) -> Array:

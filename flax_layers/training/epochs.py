@@ -20,7 +20,7 @@ from flax_layers.training.data import node_mask, scaled_labels
 from flax_layers.training.devices import replicate, replicated
 from flax_layers.training.records import Metrics, Run
 from flax_layers.training.trained import accuracy, losses, masked_mean
-from flax_layers.training.types import PyTree, block_until_ready
+from flax_layers.training.types import PyTree
 from jax_gnn.datasets import NodeDataset, Split
 
 if TYPE_CHECKING:
@@ -172,10 +172,7 @@ def _train_epochs(
             return batch_step(state, key, batch)
         # Samples and dropout have keys of their own.
         key, sample_key = jax.random.split(key)
-        result: tuple[_State, tuple[Array, Array]] = sample(
-            data, batch.y, sample_key, functools.partial(batch_step, state, key)
-        )
-        return result
+        return sample(data, batch.y, sample_key, functools.partial(batch_step, state, key))
 
     def batch_step(state: _State, key: Array, batch: Data) -> tuple[_State, tuple[Array, Array]]:
         """Return the state after a step, and the step's loss and weight."""
@@ -297,7 +294,7 @@ class Runner:
             self._costs["custom_calls"] = _custom_calls(self._compiled[shapes].as_text())
         # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
-        self.state, metrics = block_until_ready(self._compiled[shapes](*arguments))
+        self.state, metrics = jax.block_until_ready(self._compiled[shapes](*arguments))
         self._costs["epochs"].append((time.perf_counter() - start) / len(keys))
         metrics = Metrics(*map(np.asarray, metrics))
         self._metrics[-1].append(metrics)

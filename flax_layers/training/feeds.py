@@ -182,8 +182,7 @@ class ManyGraphs(Feed):
             forces = self._place_groups(padded)
         graphs, inputs = self._place_groups((batches, rows))
         steps = Data(graphs, inputs, y, (valid,), forces=forces)
-        one_epoch: Data = jax.tree.map(lambda array: array[None], steps)
-        return one_epoch
+        return jax.tree.map(lambda array: array[None], steps)
 
     def _labels(self, ids: np.ndarray) -> Array:
         fill = np.nan if self._dataset.regresses else 0
@@ -198,8 +197,7 @@ class ManyGraphs(Feed):
         if self._mesh is None:
             return jnp.asarray(rows)
         rows = rows.reshape(-1, self._mesh.size * rows.shape[1], *rows.shape[2:])
-        placed: Array = place(rows, NamedSharding(self._mesh, REPLICATED))
-        return placed
+        return place(rows, NamedSharding(self._mesh, REPLICATED))
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""

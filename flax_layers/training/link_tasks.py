@@ -119,8 +119,7 @@ def link_graph(dataset: RelationalDataset) -> RelationalGraph:
 def _place(graph: Any, x: Any, whole: PyTree, devices: int, method: Method) -> tuple[Any, ...]:
     """Place a graph, the features of its nodes, or None, and arrays that all devices have whole."""
     if devices == 1:
-        placed: tuple[Any, ...] = jax.device_put((graph, x, whole))
-        return placed
+        return jax.device_put((graph, x, whole))
     sharded, x = shard_inputs(graph, [x], devices, method)
     return sharded, x, replicate(whole, sharded)
 
@@ -225,8 +224,7 @@ def _loss(
     certain = jnp.array([[jnp.inf] + [-jnp.inf] * settings.num_negatives], scores.dtype)
     scores = jnp.where(valid, scores, certain)
     share = valid.shape[0] / jnp.maximum(valid.sum(), 1).astype(scores.dtype)
-    loss: Array = negative_sampling_loss(scores[:, 0], scores[:, 1:]) * share
-    return loss
+    return negative_sampling_loss(scores[:, 0], scores[:, 1:]) * share
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -398,8 +396,7 @@ class EdgeTask:
 
     def _embeddings(self, model: GAE, part: str) -> Array:
         graph = self.split.test_graph if part == "test" else self.split.train_graph
-        embeddings: Array = _encode(*nnx.split(model), graph, self.x)
-        return embeddings
+        return _encode(*nnx.split(model), graph, self.x)
 
     def scores(self, model: GAE, part: str) -> tuple[Array, Array]:
         """Return the logits of the edges of "val" or "test", and of as many pairs without one."""

@@ -49,7 +49,7 @@ from flax_layers.training.link_tasks import (
 )
 from flax_layers.training.predictor import Predictor, Preprocessing
 from flax_layers.training.resume import StateFile, fill, leaves
-from flax_layers.training.types import Method, PyTree, block_until_ready
+from flax_layers.training.types import Method, PyTree
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -356,8 +356,7 @@ def _scores(
     rows = jnp.zeros(8, jnp.int32)
     decoder = nnx.merge(graphdef, state)
     query = decoder(nodes[rows + node], relations[rows + relation], deterministic=True)
-    scores: Array = (query @ nodes.T)[0]
-    return scores
+    return (query @ nodes.T)[0]
 
 
 @jax.jit
@@ -520,7 +519,7 @@ def train_links(
                 compiled[shapes] = run_epoch.lower(*arguments).compile()
                 records["compile_seconds"] += time.perf_counter() - start
                 start = time.perf_counter()
-            (params, moments), loss = block_until_ready(compiled[shapes](*arguments))
+            (params, moments), loss = jax.block_until_ready(compiled[shapes](*arguments))
             records["seconds"].append((time.perf_counter() - start) / steps)
             records["losses"].append(float(loss.mean()))
             metrics = None

@@ -252,5 +252,4 @@ def predict_past(
     def logits(state: PyTree, graph: Structure, inputs: Inputs) -> Array:
         return neighborhoods.past_logits(nnx.merge(graphdef, state), graph, inputs)
 
-    result: Array = logits(state, graph, inputs)
-    return result
+    return logits(state, graph, inputs)

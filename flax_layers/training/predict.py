@@ -44,8 +44,7 @@ def _table_file(text: str) -> Path:
 def _load_predictor(path: Path) -> Predictor:
     """Load a checkpoint."""
     try:
-        predictor: Predictor = load_checkpoint(path)
-        return predictor
+        return load_checkpoint(path)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 

@@ -22,13 +22,7 @@ import flax_layers
 import jax_gnn
 from flax_layers._base import EDGE_ARGUMENTS, NODE_ARGUMENTS
 from flax_layers.training.devices import replicate
-from flax_layers.training.types import (
-    AnyStructure,
-    ArrayByType,
-    PyTree,
-    array_spec,
-    optimization_barrier,
-)
+from flax_layers.training.types import AnyStructure, ArrayByType, PyTree
 from jax_gnn import Batch, Graph, Hypergraph
 from jax_gnn.extend import check_flag, feature_wise
 from jax_gnn.sharding import ShardedGraph
@@ -116,7 +110,7 @@ class Preprocessing:
         else:
             scaled = jax.tree.map(lambda part: self._scale("x", part), x)
         # The barrier keeps XLA from fusing this with the model, whose sums might get another order.
-        return optimization_barrier(scaled)
+        return jax.lax.optimization_barrier(scaled)
 
     def results(self, y: PyTree, num_nodes: Array | None = None) -> PyTree:
         """Scale results to the numbers that the model was trained on.
@@ -126,16 +120,16 @@ class Preprocessing:
         if self.target_mean is self.target_std is None:
             return y
         # Each step is rounded by itself, as in programs that do not fuse them.
-        y = optimization_barrier(y)
+        y = jax.lax.optimization_barrier(y)
         if self.target_std is not None:
-            y = optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
+            y = jax.lax.optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
         if self.target_mean is None:
             return y
         mean = feature_wise(self.target_mean.astype(y.dtype), y)
         if self.target_per_node:
             if num_nodes is None:
                 raise ValueError("graph must be a Batch for results with a mean for each node")
-            mean = optimization_barrier(mean * num_nodes[..., None].astype(y.dtype))
+            mean = jax.lax.optimization_barrier(mean * num_nodes[..., None].astype(y.dtype))
         return y + mean
 
     def _scale(self, label: str, x: Array, node_type: str = "") -> Array:
@@ -405,7 +399,7 @@ def _spec(array: Array, sizes: Mapping[int, object]) -> jax.ShapeDtypeStruct:
     """Return shape and dtype of an argument, whose number of rows may be symbolic."""
     rows = [sizes.get(size, size) for size in array.shape[:1]]
     shape = (*rows, *array.shape[1:])
-    return array_spec(shape, array.dtype)
+    return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
 def _symbolic_sizes(graph: AnyStructure) -> dict[int, Any]:

@@ -73,8 +73,7 @@ class Run:
         valid = np.where(np.isnan(self.valid_accuracy), -np.inf, self.valid_accuracy)
         if self.over == "folds":
             valid = np.broadcast_to(valid.mean(axis=0), valid.shape)
-        best: np.ndarray = valid.argmax(axis=1)
-        return best
+        return valid.argmax(axis=1)
 
     @property
     def best_valid_accuracy(self) -> np.ndarray:

@@ -66,8 +66,7 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig, devices: int = 1) -> t
         if has_edges and dataset.edge_features is None:
             raise data_error(dataset, "has no edge_features, which the model takes")
         batches, rows, _ = stack_batches(dataset, x, groups, budget, has_edges=has_edges)
-        inputs: tuple[Any, ...] = to_device((batches, *rows))
-        return inputs
+        return to_device((batches, *rows))
     assert recipe.structure is not None
     graph: Any = recipe.structure(dataset, config)
     name = edge_argument(config)
@@ -171,8 +170,7 @@ def losses(logits: Array, y: Array) -> Array:
     if y.ndim == 2:
         entropies: Array = optax.sigmoid_binary_cross_entropy(logits, y.astype(logits.dtype))
         return entropies.mean(1)
-    entropy: Array = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
-    return entropy
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
 
 
 def accuracy(logits: Array, y: Array, mask: Array) -> Array:
@@ -357,8 +355,7 @@ class TrainedModel(Predictor):
         if isinstance(graph, Batch):  # rows of padding are dropped
             valid = np.arange(logits.shape[1]) < np.asarray(graph.count)[:, None]
             logits = logits[valid]
-        in_order: Array = logits if match.dataset is dataset else logits[np.argsort(match.order)]
-        return in_order
+        return logits if match.dataset is dataset else logits[np.argsort(match.order)]
 
     def predict_forces(self, dataset: GraphsDataset) -> np.ndarray:
         """Compute the negative gradients of the energies to the positions of atoms.
@@ -380,8 +377,7 @@ class TrainedModel(Predictor):
 
         def forces(inputs: PyTree) -> Array:
             model: Any = nnx.merge(graphdef, state)
-            y: Array = model.forces(*inputs) * scale
-            return y
+            return model.forces(*inputs) * scale
 
         rows = np.asarray(jax.jit(lambda inputs: jax.lax.map(forces, inputs))((batches, x)))
         return rows[np.asarray(batches.graph_ids) >= 0]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-import jax
 import numpy as np
 from jax import Array
 
@@ -23,12 +21,6 @@ ArrayByType: TypeAlias = "Array | np.ndarray | OrderedDict[str, Array | np.ndarr
 """Features of nodes: one array, an array for each type of nodes, or none."""
 Method: TypeAlias = "str | np.ndarray"
 """Assignment of nodes to devices, see `jax_gnn.sharding.shard_graph`."""
-
-
-# Functions of JAX without annotations.
-block_until_ready: Callable[[PyTree], PyTree] = jax.block_until_ready
-optimization_barrier: Callable[[PyTree], PyTree] = jax.lax.optimization_barrier
-array_spec: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 
 
 class Model(Protocol):
