@@ -31,7 +31,7 @@ from flax_layers.training import (
     load_checkpoint,
     predict,
     report,
-    run_nodes,
+    run,
     save_checkpoint,
     sources,
 )
@@ -582,12 +582,12 @@ def raising(error):
 def test_any_error_is_one_line(data, tmp_path, monkeypatch, capsys):
     arguments = small(data, "--output", str(tmp_path / "out"))
     # A message of two lines must be printed as one.
-    monkeypatch.setattr(run_nodes, "train", raising(KeyError("one\nother")))
+    monkeypatch.setattr(run, "train", raising(KeyError("one\nother")))
     assert user_error(capsys, arguments) == "jax-gnn: error: KeyError: 'one\\nother'\n"
     with monkeypatch.context() as context, pytest.raises(KeyError):
         context.setenv("JAX_TRACEBACK_FILTERING", "off")
         cli.main(arguments)
-    monkeypatch.setattr(run_nodes, "train", raising(KeyboardInterrupt))
+    monkeypatch.setattr(run, "train", raising(KeyboardInterrupt))
     assert cli.main(arguments) == 130
     line = f"jax-gnn: interrupted; to go on: {shlex.join(['jax-gnn', *arguments])} --resume\n"
     assert capsys.readouterr().err == line
@@ -627,7 +627,7 @@ def test_results_of_a_run_are_kept(data, tmp_path, monkeypatch, capsys):
     arguments = small(data, "--output", str(tmp_path))
     assert f"{tmp_path} has the results of a run: --overwrite" in user_error(capsys, arguments)
     reached = []
-    monkeypatch.setattr(run_nodes, "train", lambda *_, **__: reached.append(1) or 1 / 0)
+    monkeypatch.setattr(run, "train", lambda *_, **__: reached.append(1) or 1 / 0)
     assert "ZeroDivisionError" in user_error(capsys, [*arguments, "--overwrite"])
     assert reached
 

@@ -14,8 +14,7 @@ from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe
 from flax_layers.training.models import RECIPES, TASKS, Recipe, command_name
 from flax_layers.training.options import add_devices, add_settings, groups_of
 from flax_layers.training.processes import initialize
-from flax_layers.training.run_links import run_links
-from flax_layers.training.run_nodes import run_train
+from flax_layers.training.run import run
 from flax_layers.training.sources import add_table_options
 from jax_gnn.cli import Commands, Parser, add_command
 from jax_gnn.datasets import GraphsDataset, HypergraphDataset, RelationalDataset
@@ -125,10 +124,9 @@ def add_train(commands: Commands) -> None:
     models: Any = parser.add_subparsers(
         metavar="WHAT", required=True, parser_class=_ModelParser, action=_TaskAction
     )
-    for recipe in RECIPES.values():
+    recipes: list[Recipe | LinkRecipe] = [*RECIPES.values(), *LINK_RECIPES.values()]
+    for recipe in recipes:
         _add_model(models, recipe)
-    for link_recipe in LINK_RECIPES.values():
-        _add_links(models, link_recipe)
     # A command is listed by the name of its model, and found by that of its recipe, too.
     for name in (*RECIPES, *LINK_RECIPES):
         listed = command_name(name).partition(" ")[0]
@@ -151,43 +149,57 @@ def _examples(name: str, lines: Sequence[str]) -> str:
     return "\n\nexamples:\n  " + "\n  ".join(f"{command} {line}".rstrip() for line in lines)
 
 
-def _add_data(group: argparse._ArgumentGroup, files: str, edges: str | None) -> None:
-    """Add the option of the data: described files, or the digits with their kind of edges."""
-    if edges is None:
-        group.add_argument("--data", metavar="FILE|FOLDER", help=files)
-        return
-    group.add_argument(
-        "--data",
-        default="digits",
-        metavar="digits|FILE|FOLDER",
-        help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {edges}), {files}",
-    )
-
-
-def _add_model(models: Commands, recipe: Recipe) -> None:
+def _add_model(models: Commands, recipe: Recipe | LinkRecipe) -> None:
     name, title = recipe.config.model, recipe.config.title
-    # The digits have no features of edges.
-    built_in = recipe.dataset not in BY_PATH and recipe.config.edge_input != "required"
-    compares = ", beside the same layers without kernels" if recipe.structure else ""
-    tasks = " For many graphs with a label each: --task graph." * (f"{name}-graph" in RECIPES)
-    tasks += " For edges: --task link." * (f"{name}-link" in LINK_RECIPES)
+    listed = command_name(name).partition(" ")[0]
+    if isinstance(recipe, LinkRecipe):
+        relational = recipe.dataset is RelationalDataset
+        has_baseline, built_in = False, not relational
+        metrics = "filtered mean reciprocal rank" if relational else "AUC, average precision"
+        summary = f"a {title} for link prediction"
+        description = (
+            f"Trains a {title}\nto predict edges, and reports {metrics} and hits "
+            "of the\ntest edges at the best validation. Writes a checkpoint of that model, a plot "
+            "and results.json."
+        )
+        examples = EXAMPLES[name]
+    else:
+        relational = False
+        # The digits have no features of edges.
+        built_in = recipe.dataset not in BY_PATH and recipe.config.edge_input != "required"
+        has_baseline = recipe.structure is not None
+        summary = f"a {title} for {recipe.dataset.example} classification or regression"
+        compares = ", beside the same layers without kernels" * has_baseline
+        tasks = " For many graphs with a label each: --task graph." * (f"{name}-graph" in RECIPES)
+        tasks += " For edges: --task link." * (f"{name}-link" in LINK_RECIPES)
+        description = (
+            f"Trains a {title}\nand reports the test accuracy at each split's best "
+            f"validation epoch, or errors where labels are\nnumbers{compares}. Writes a checkpoint "
+            f"of the\nbest model, a plot of the curves and results.json.{tasks}"
+        )
+        examples = ("",) * built_in + EXAMPLES.get(name, ())
     parser = add_command(
         models,
-        name,
-        help=_help_of(name, f"a {title} for {recipe.dataset.example} classification or regression"),
-        description=f"Trains a {title}\nand reports the test accuracy at each split's best "
-        f"validation epoch, or errors where labels are\nnumbers{compares}. Writes a checkpoint of "
-        f"the\nbest model, a plot of the curves and results.json.{tasks}"
-        + _examples(name, [*[""] * built_in, *EXAMPLES.get(name, ())]),
-        run=functools.partial(run_train, recipe),
+        # Links have the name of the model, unless nodes have it.
+        name if listed in RECIPES or isinstance(recipe, Recipe) else listed,
+        help=_help_of(name, summary),
+        description=description + _examples(name, examples),
+        run=functools.partial(run, recipe),
     )
     groups = groups_of(parser)
-    edges = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
-    _add_data(groups["data"], files, edges if built_in else None)
+    if built_in:
+        edges = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
+        files = f"'digits' (offline: handwritten digits, k-nearest-neighbour {edges}), {files}"
+        data: dict[str, Any] = {"default": "digits", "metavar": "digits|FILE|FOLDER"}
+    else:
+        if relational:
+            files = "edges with relations: an .npz file, or a folder with train.txt"
+        data = {"metavar": "FILE|FOLDER"}
+    groups["data"].add_argument("--data", help=files, **data)
     add_table_options(groups["data"])
     normalization = settings(recipe.config).get("feature_normalization")
-    if normalization is not None and "auto" in normalization.choices:
+    if isinstance(recipe, Recipe) and normalization and "auto" in normalization.choices:
         groups["data"].add_argument(
             "--standardize",
             action="store_const",
@@ -196,36 +208,11 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
             dest="feature_normalization",
             help="the same as --feature-normalization standardize",
         )
-    if recipe.structure is not None:
+    if has_baseline:
         groups["execution"].add_argument(
             "--no-baseline",
             action="store_true",
             help="leave out the same training without kernels, in plain XLA",
         )
-    add_settings(recipe.config, groups)
-    add_devices(groups["execution"], distributed=True)
-
-
-def _add_links(models: Commands, recipe: LinkRecipe) -> None:
-    name, title = recipe.config.model, recipe.config.title
-    relational = recipe.dataset is RelationalDataset
-    metrics = "filtered mean reciprocal rank" if relational else "AUC, average precision"
-    listed = command_name(name).partition(" ")[0]
-    parser = add_command(
-        models,
-        name if listed in RECIPES else listed,
-        help=_help_of(name, f"a {title} for link prediction"),
-        description=f"Trains a {title}\nto predict edges, and reports {metrics} and hits "
-        "of the\ntest edges at the best validation. Writes a checkpoint of that model, a plot and "
-        "results.json." + _examples(name, EXAMPLES[name]),
-        run=functools.partial(run_links, recipe),
-    )
-    groups = groups_of(parser)
-    if relational:
-        files = "edges with relations: an .npz file, or a folder with train.txt"
-        _add_data(groups["data"], files, None)
-    else:
-        _add_data(groups["data"], "an .npz file or a folder in a raw format", "edges")
-    add_table_options(groups["data"])
     add_settings(recipe.config, groups)
     add_devices(groups["execution"], distributed=True)

@@ -1,17 +1,28 @@
-"""``jax-gnn train`` for classes and numbers of nodes or graphs: one run, and its report."""
+"""``jax-gnn train``: one run, and its report."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from flax_layers.training import options, report
-from flax_layers.training.baselines import baseline_scores, best_baseline, summaries, verdict
+from flax_layers.training.baselines import (
+    baseline_scores,
+    best_baseline,
+    link_baselines,
+    summaries,
+    verdict,
+)
+from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
+from flax_layers.training.config.optimizer import OptimizerConfig
 from flax_layers.training.data import (
     check_dataset,
     num_outputs,
@@ -21,10 +32,14 @@ from flax_layers.training.data import (
 )
 from flax_layers.training.devices import check_devices
 from flax_layers.training.graphs import check_neighbours, connected
+from flax_layers.training.link_models import LinkRecipe
+from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
+from flax_layers.training.link_tasks import splits_by_time as splits_edges_by_time
+from flax_layers.training.links import LinkResult, train_links
 from flax_layers.training.loop import train
 from flax_layers.training.models import Recipe, command_name
 from flax_layers.training.neighborhoods import evaluation_text
-from flax_layers.training.plot import plot_learning_curves
+from flax_layers.training.plot import plot_learning_curves, plot_link_curves
 from flax_layers.training.processes import join
 from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
@@ -33,12 +48,56 @@ from flax_layers.training.types import ArrayByType
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
 
-# Layers are written for the kernels, so their plain form is not always the fastest one in JAX.
+SHARES = "valid_share", "test_share"
 _FEW_EXAMPLES = 100  # to test on, below which one of them is more than a point
+# Layers are written for the kernels, so their plain form is not always the fastest one in JAX.
 _COMPARISON = """
   An epoch is {:.2f} times as fast as without kernels, by the same layers in plain XLA.
   Models written for plain JAX may be faster than those: see docs/training.md.
 """
+
+
+def run(recipe: Recipe | LinkRecipe, args: argparse.Namespace) -> int:
+    """Train on the data that the command names, and write and print the results."""
+    with join(args):
+        options.require("training", options.TRAIN_EXTRA)
+        if isinstance(recipe, LinkRecipe):
+            return _run_links(recipe, args)
+        return _run_train(recipe, args)
+
+
+@contextlib.contextmanager
+def _run_folder(
+    args: argparse.Namespace,
+    config: OptimizerConfig,
+    dataset: NodeDataset,
+    on_epoch: report.Progress | report.LinkProgress,
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Make the folder of a run; yield it, and the arguments of the training.
+
+    Errors about files name the folder, and interruptions the command that goes on.
+    """
+    # Errors of options come before the folder is made.
+    arguments = {"devices": args.devices, "method": options.method_of(args, dataset)}
+    check_devices(config, args.devices)
+    folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
+    arguments |= {"state": state, "resume": args.resume, "keep_state": True}
+    with report.suggest_resume(args), report.blame_output(folder):
+        yield folder, arguments | {"on_epoch": on_epoch}
+
+
+def _provenance(config: OptimizerConfig, num_devices: int) -> dict[str, object]:
+    """Return entries of results.json that say how the training ran."""
+    return {
+        "config": options.option_values(config),
+        "versions": versions(),
+        "devices": devices(),
+        "devices_used": num_devices,
+        "processes": jax.process_count(),
+    }
+
+
+# --- Nodes and graphs -----------------------------------------------------------------------------
 
 
 def _run_summary(run: Run) -> dict[str, object]:
@@ -175,7 +234,7 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, trained: TrainedMode
     options.print_data_notes(dataset, config, trained.config)
 
 
-def _results(
+def _node_results(
     summary: Mapping[str, object],
     result: TrainResult,
     scores: Mapping[str, np.ndarray],
@@ -188,11 +247,7 @@ def _results(
     name, score = best_baseline({name: float(np.mean(x)) for name, x in scores.items()})
     return {
         "dataset": summary,
-        "config": options.option_values(result.trained.config),
-        "versions": versions(),
-        "devices": devices(),
-        "devices_used": num_devices,
-        "processes": jax.process_count(),
+        **_provenance(result.trained.config, num_devices),
         "measure": measure,
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
@@ -216,14 +271,7 @@ def _score(result: TrainResult, split: int) -> str:
     return f"of {row} {split + 1}, {score}" if len(run.test_accuracy) > 1 else score
 
 
-def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
-    """Train on the data that the command names, and write and print the results."""
-    with join(args):
-        return _run_train(recipe, args)
-
-
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
-    options.require("training", options.TRAIN_EXTRA)
     with report.blame_data():
         dataset = load_for(recipe, args)
     config = options.settings_of(recipe.config, args, dataset)
@@ -231,40 +279,109 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         check_dataset(dataset, config)
         check_neighbours(dataset, config)
     config = settled_direction(dataset, config, options.print_direction)
-    # Errors of options and data come before the folder is made.
-    num_devices, method = args.devices, options.method_of(args, dataset)
-    check_devices(config, num_devices)
-    folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"
     bar = report.Progress(
         folds or config.splits, config.epochs, measure, "fold" if folds else "split"
     )
-    with report.suggest_resume(args), report.blame_output(folder):
-        with bar as progress:
-            result = train(
-                dataset,
-                config,
-                baseline=not getattr(args, "no_baseline", True),
-                devices=num_devices,
-                method=method,
-                on_epoch=progress,
-                state=state,
-                resume=args.resume,
-                keep_state=True,
-            )
+    with _run_folder(args, config, dataset, bar) as (folder, arguments):
+        baseline = not getattr(args, "no_baseline", True)
+        with bar:
+            result = train(dataset, config, baseline=baseline, **arguments)
         scores = baseline_scores(connected(dataset, config), result.trained.config)
         _print_notes(dataset, config, result.trained)
         summary = _dataset_summary(dataset, result)
         assert result.trained.seed is not None
         split = result.trained.seed - config.seed
         title = f"{recipe.model.__name__} on {dataset.name}"
+        on_devices = {name: arguments[name] for name in ("devices", "method")}
         is_same = report.write_run(
             folder,
             result.trained,
-            lambda model: [np.asarray(model.predict(dataset, devices=num_devices, method=method))],
-            _results(summary, result, scores, measure, split, num_devices),
+            lambda model: [np.asarray(model.predict(dataset, **on_devices))],
+            _node_results(summary, result, scores, measure, split, args.devices),
             lambda plot: plot_learning_curves(result, plot, title=title, baselines=scores),
         )
     _print_result(summary, result, scores)
     return report.print_files(folder, is_same, f"{_score(result, split)}; ")
+
+
+# --- Links ----------------------------------------------------------------------------------------
+
+
+def _print_split(
+    recipe: LinkRecipe, config: LinkConfig, dataset: NodeDataset, task: FactTask | EdgeTask
+) -> None:
+    """Print on stderr how edges are split, or that settings of the split do not count."""
+    if not has_edge_split(dataset):
+        sizes = "{:,} to train, {:,} to validate, {:,} to test".format(*task.part_sizes)
+        shares = f"--valid {config.valid_share} --test {config.test_share} --seed {config.seed}"
+        how = "by time" if splits_edges_by_time(dataset, config) else "at random"
+        print(f"jax-gnn: edges are split {how}: {sizes} ({shares})", file=sys.stderr)
+    elif any(getattr(config, share) != getattr(recipe.config(), share) for share in SHARES):
+        note = "the data have a split of their edges: --valid and --test do not count"
+        print(f"jax-gnn: {note}", file=sys.stderr)
+
+
+def _link_results(
+    dataset: NodeDataset,
+    task: FactTask | EdgeTask,
+    result: LinkResult,
+    baselines: Mapping[str, dict[str, float]],
+    step_seconds: float,
+    num_devices: int,
+) -> dict[str, object]:
+    """Return the contents of results.json."""
+    fields = ("num_nodes", "num_edges", "num_relations", "num_features")
+    return {
+        "dataset": {
+            "name": dataset.name,
+            **{name: getattr(dataset, name) for name in fields if hasattr(dataset, name)},
+        },
+        "edges": dict(zip(("train", "valid", "test"), task.part_sizes, strict=True)),
+        **_provenance(result.trained.config, num_devices),
+        "loss": result.losses.tolist(),
+        "validations": [
+            {"epoch": epoch, **metrics}
+            for epoch, metrics in zip(result.epochs, result.valid, strict=True)
+        ],
+        "best_epoch": result.epochs[result.best],
+        "test": result.test,
+        "baselines": baselines,
+        "median_step_seconds": step_seconds,
+        "compile_seconds": result.compile_seconds,
+        "evaluation_seconds": result.evaluation_seconds,
+    }
+
+
+def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
+    config = options.settings_of(recipe.config, args)
+    with report.blame_data():
+        dataset = load_for(recipe, args)
+        task = link_task(dataset, config)
+    config = settled_direction(dataset, config, options.print_direction)
+    _print_split(recipe, config, dataset, task)
+    options.print_data_notes(dataset, config, task.config)
+    bar = report.LinkProgress(config, task.best_by)
+    with _run_folder(args, config, dataset, bar) as (folder, arguments):
+        with bar:
+            result = train_links(dataset, config, **arguments)
+        baselines = link_baselines(task) if isinstance(task, EdgeTask) else {}
+        seconds = float(np.median(result.step_seconds))
+        title = f"{command_name(config.model)} on {dataset.name}"
+        is_same = report.write_run(
+            folder,
+            result.trained,
+            lambda model: model.table(dataset).values(),
+            _link_results(dataset, task, result, baselines, seconds, args.devices),
+            lambda plot: plot_link_curves(result, plot, title=title, baselines=baselines),
+        )
+    rows = {"validation": result.valid[result.best], "test": result.test, **baselines}
+    notes = {"validation": f"(epoch {result.epochs[result.best]})"}
+    print(report.metric_table(rows, notes))
+    if baselines:
+        scores = {name: 100 * metrics[task.best_by] for name, metrics in baselines.items()}
+        test = 100 * result.test[task.best_by]
+        print("\n  " + verdict(config.model.partition("-")[0], test, scores, "points of AUC"))
+    print(f"\n  {1e3 * seconds:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
+    return report.print_files(folder, is_same)
