@@ -9,13 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from flax_layers._base import (
-    Convolution,
-    DropoutCall,
-    TwoLayerStack,
-    check_heads,
-    endpoint_sizes,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import Hypergraph, additive_attention
 from jax_gnn.extend import Side, feature_wise, take
@@ -63,7 +57,7 @@ class MultiHead:
 
     def _check_heads(self) -> None:
         """Raise ValueError for heads that do not divide what they share."""
-        check_heads(self.heads, self.out_features if self.concat else None)
+        base.check_heads(self.heads, self.out_features if self.concat else None)
 
     def _dropout(self, factory: ParameterFactory) -> nnx.Dropout:
         """Return the dropout of the attention weights."""
@@ -93,7 +87,7 @@ class MultiHead:
         return x.reshape(*x.shape[:-2], self.out_features) if self.concat else x.mean(axis=-2)
 
 
-class AttentionConvolution(AttentionOptions, MultiHead, Convolution):
+class AttentionConvolution(AttentionOptions, MultiHead, base.Convolution):
     """Base of the convolutions with heads that have one linear map.
 
     Attributes:
@@ -104,13 +98,13 @@ class AttentionConvolution(AttentionOptions, MultiHead, Convolution):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         self._check_heads()
         # Kernels are as wide as all heads together, biases as the result.
-        sources, _ = endpoint_sizes(self.in_features)
+        sources, _ = base.endpoint_sizes(self.in_features)
         self.kernel = factory.kernel(sources, self._width)
         self.bias = factory.bias(self.out_features)
         self.attention_dropout = self._dropout(factory)
 
 
-class AttentionStack(TwoLayerStack):
+class AttentionStack(base.TwoLayerStack):
     """Base of the models of convolutions with heads, of which the last has one head."""
 
     dropout_in_convolutions = True
@@ -125,7 +119,7 @@ def dots(x: Array, vectors: Array) -> Array:
 
 
 def dropout_mask(
-    dropout: nnx.Dropout, count: int, heads: int, arguments: DropoutCall
+    dropout: nnx.Dropout, count: int, heads: int, arguments: base.DropoutCall
 ) -> Array | None:
     """Return factors of attention weights ``(count, heads)``; None if nothing is dropped."""
     deterministic = arguments.get("deterministic")
@@ -141,7 +135,7 @@ def attend(
     scores: Array,
     values: Array,
     dropout: nnx.Dropout | None = None,
-    dropout_arguments: DropoutCall | None = None,
+    dropout_arguments: base.DropoutCall | None = None,
 ) -> Array:
     """Sum values under the softmax of scores, over the senders of each receiver.
 

@@ -18,18 +18,8 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
+from flax_layers import _base as base
 from flax_layers._attention import attend, attention_init, dots
-from flax_layers._base import (
-    DropoutCall,
-    DropoutKeys,
-    Stack,
-    check_features,
-    check_heads,
-    dropout_arguments,
-    finished,
-    normalized,
-    parameter_value,
-)
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
 from jax_gnn.extend import Side, check_instance
@@ -40,7 +30,9 @@ SetAggregation = Literal["sum", "mean"]
 class SetFunction(Protocol):
     """Function of multisets: features of receivers from those of their senders."""
 
-    def __call__(self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutCall) -> Array:
+    def __call__(
+        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: base.DropoutCall
+    ) -> Array:
         """Return the receivers' features."""
 
 
@@ -67,12 +59,12 @@ class _MLP(nnx.Module):
         self.dropout = nnx.Dropout(dropout_rate, rngs=factory.rngs)
         self.normalize = normalize
 
-    def __call__(self, x: Array, dropout: DropoutCall) -> Array:
+    def __call__(self, x: Array, dropout: base.DropoutCall) -> Array:
         for number in range(1, self.num_layers + 1):
             if number > 1:
                 x = jax.nn.relu(x)
             if self.normalize:
-                x = normalized(getattr(self, f"norm{number}"), x)
+                x = base.normalized(getattr(self, f"norm{number}"), x)
             if number > 1:
                 x = self.dropout(x, **dropout)
             x = getattr(self, f"linear{number}")(x)
@@ -92,7 +84,9 @@ class _DeepSet(nnx.Module):
         self.dropout = nnx.Dropout(rate, rngs=factory.rngs)
         self.reduce = options.reduce
 
-    def __call__(self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutCall) -> Array:
+    def __call__(
+        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: base.DropoutCall
+    ) -> Array:
         # Only the sum over senders needs the hypergraph; both MLPs work on rows.
         reduce = hyperedge_to_node if to == "node" else node_to_hyperedge
         y = self.dropout(jax.nn.relu(self.encoder(x, dropout)), **dropout)
@@ -119,14 +113,16 @@ class _AttentionPooling(nnx.Module):
         self.norm2 = _layer_norm(width, factory)
         self.negative_slope = options.negative_slope
 
-    def __call__(self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutCall) -> Array:
+    def __call__(
+        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: base.DropoutCall
+    ) -> Array:
         value = self.value(x)
         seed = self.seed[...].astype(value.dtype)
         scores = jax.nn.leaky_relu(self._scores(x), self.negative_slope)
         y = attend(hypergraph, to, scores, value.reshape(*value.shape[:-1], *seed.shape))
-        y = finished(y, seed)
-        y = normalized(self.norm1, y.reshape(*y.shape[:-2], math.prod(y.shape[-2:])))
-        return normalized(self.norm2, y + jax.nn.relu(self.mlp(y, dropout)))
+        y = base.finished(y, seed)
+        y = base.normalized(self.norm1, y.reshape(*y.shape[:-2], math.prod(y.shape[-2:])))
+        return base.normalized(self.norm2, y + jax.nn.relu(self.mlp(y, dropout)))
 
     def _scores(self, x: Array) -> Array:
         """Return ``<seed, key>``.
@@ -134,11 +130,11 @@ class _AttentionPooling(nnx.Module):
         Keys have no other use, so that their map and the seed are multiplied first: the result is
         a map as narrow as the heads.
         """
-        operands = x, self.key.kernel[...], parameter_value(self.key.bias), self.seed[...]
+        operands = x, self.key.kernel[...], base.parameter_value(self.key.bias), self.seed[...]
         x, kernel, bias, seed = dtypes.promote_dtype(operands, dtype=self.key.dtype)
         score_kernel = dots(kernel.reshape(-1, *seed.shape), seed)
         scores = jnp.matmul(x, score_kernel, precision=self.key.precision)
-        return finished(scores, None if bias is None else dots(bias.reshape(seed.shape), seed))
+        return base.finished(scores, None if bias is None else dots(bias.reshape(seed.shape), seed))
 
 
 def _layer_norm(features: int, factory: ParameterFactory) -> nnx.LayerNorm:
@@ -191,7 +187,7 @@ class _AllSetConv(AllSetOptions):
         x: ArrayLike,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
@@ -201,9 +197,9 @@ class _AllSetConv(AllSetOptions):
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         check_instance("hypergraph", hypergraph, Hypergraph)
-        x = check_features(x, hypergraph.num_nodes, self.in_features)
+        x = base.check_features(x, hypergraph.num_nodes, self.in_features)
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(self.param_dtype)
         # Two functions of multisets: over each hyperedge's nodes, then over each node's hyperedges.
@@ -275,12 +271,12 @@ class AllSetTransformerConv(AllSetTransformerOptions, _AllSetConv):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
-        check_heads(self.heads, self.out_features)
+        base.check_heads(self.heads, self.out_features)
         self.to_hyperedges = _AttentionPooling(self.in_features, self, factory)
         self.to_nodes = _AttentionPooling(self.out_features, self, factory)
 
 
-class _AllSet(Stack):
+class _AllSet(base.Stack):
     """Base of the models: convolutions of hidden features, and a linear map to the classes.
 
     Attributes:

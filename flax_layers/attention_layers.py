@@ -11,17 +11,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
+from flax_layers import _base as base
 from flax_layers._attention import AttentionOptions, MultiHead, attention_init
-from flax_layers._base import (
-    DropoutKeys,
-    check_features,
-    endpoint_values,
-    inverse_root,
-    promote,
-    promoted_dtype,
-    source_rows,
-    unit_rows,
-)
 from flax_layers._declaration import ParameterFactory
 from flax_layers.edge_layers import check_one_width, check_same_width, reduced, summed
 from flax_layers.graph import GCNNormalization, gcn_norm
@@ -63,7 +54,7 @@ def _agnn(
     add_self_loops: bool,
 ) -> Any:
     scale = 1 if beta is None else beta
-    src, dst = unit_rows(x_src), unit_rows(x_dst)
+    src, dst = base.unit_rows(x_src), base.unit_rows(x_dst)
     score = scale * jnp.sum(g.src(src) * g.dst(dst), -1, keepdims=True)
     if not add_self_loops:
         return g.sum(g.softmax(score) * g.src(x_src))
@@ -201,8 +192,8 @@ class SuperGATConv(AttentionOptions, MultiHead, ProgramLayer):
         """
         check_instance("graph", graph, Graph)
         check_instance("negative_graph", negative_graph, Graph)
-        features = check_features(x, graph.num_nodes, check_one_width(self))
-        features, kernel = promote((features, self.kernel[...]), self.dtype)
+        features = base.check_features(x, graph.num_nodes, check_one_width(self))
+        features, kernel = base.promote((features, self.kernel[...]), self.dtype)
         z = jnp.matmul(features, kernel, precision=self.precision).reshape(
             len(features), self.heads, -1
         )
@@ -281,7 +272,7 @@ class FAConv(ProgramLayer):
         node_scale: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -299,9 +290,9 @@ class FAConv(ProgramLayer):
         if node_scale is None:
             node_scale = gcn_norm(graph, add_self_loops=self.add_self_loops)
         parameter = self.src_attention[...]
-        dtype = promoted_dtype(as_array("x", x), parameter, dtype=self.dtype)
-        src_scale, dst_scale = endpoint_values("node_scale", node_scale, graph)
-        src_scale = source_rows(graph, src_scale)
+        dtype = base.promoted_dtype(as_array("x", x), parameter, dtype=self.dtype)
+        src_scale, dst_scale = base.endpoint_values("node_scale", node_scale, graph)
+        src_scale = base.source_rows(graph, src_scale)
         scale = (src_scale.astype(dtype), dst_scale.astype(dtype))
         options: Any = {"deterministic": deterministic, "rngs": rngs}
         # Scales of one array stay one input.
@@ -384,7 +375,7 @@ def _pdn(
     # Sums exceed float16 before they are scaled.
     wide = accumulator_dtype(z.dtype)
     weight = weight.astype(wide)
-    wide_scale = inverse_root(g.sum(weight) + int(add_self_loops))
+    wide_scale = base.inverse_root(g.sum(weight) + int(add_self_loops))
     scale = wide_scale.astype(z.dtype)
     y = (g.sum(weight * g.src(scale * z).astype(wide)) * wide_scale).astype(z.dtype)
     return summed(y + scale**2 * t if add_self_loops else y, bias)

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import DropoutKeys, check_model, dropout_arguments
+from flax_layers import _base as base
 from flax_layers._declaration import Layer
 from jax_gnn.extend import as_array, as_ids, check_real
 
@@ -37,7 +37,7 @@ class GAE(Layer):
     encoder: Any = field(kw_only=False)
 
     def __post_init__(self) -> None:
-        check_model("encoder", self.encoder)
+        base.check_model("encoder", self.encoder)
 
     def encode(
         self,
@@ -45,7 +45,7 @@ class GAE(Layer):
         x: ArrayLike,
         *arguments: object,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
         **named: object,
     ) -> Array:
         """Return encoded nodes.
@@ -61,7 +61,7 @@ class GAE(Layer):
         Returns:
             ``(num_nodes, features)``.
         """
-        named |= dropout_arguments(deterministic, rngs)
+        named |= base.dropout_arguments(deterministic, rngs)
         return self._encode(graph, x, arguments, named)[0]
 
     def __call__(self, graph: object, x: ArrayLike, *arguments: object, **named: Any) -> Array:
@@ -103,7 +103,7 @@ class GAE(Layer):
         negatives: ArrayLike,
         *arguments: object,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
         **named: object,
     ) -> Array:
         """Return the binary cross-entropy: its mean over edges plus its mean over negatives.
@@ -123,7 +123,7 @@ class GAE(Layer):
             ``()``; of a `VGAE` plus the divergence of its normal distributions from the standard
             one, divided by the number of nodes.
         """
-        named |= dropout_arguments(deterministic, rngs)
+        named |= base.dropout_arguments(deterministic, rngs)
         z, regularizer = self._encode(graph, x, arguments, named)
         positive_loss = jax.nn.softplus(-self.scores(z, edges)).mean()
         return positive_loss + jax.nn.softplus(self.scores(z, negatives)).mean() + regularizer

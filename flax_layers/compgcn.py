@@ -12,17 +12,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import (
-    DropoutCall,
-    TwoLayerStack,
-    check_edge_weight,
-    check_features,
-    dropout_arguments,
-    finished,
-    parameter_value,
-    product,
-    source_rows,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from flax_layers.relational import check_relations, takes_hetero
 from jax_gnn import Graph, RelationalGraph, spmm
@@ -124,11 +114,11 @@ class CompGCNConv(CompGCNOptions):
                 A part of a split graph needs those of the whole graph if the norm is "symmetric".
         """
         self._check_graph(graph)
-        weight = check_edge_weight(graph, edge_weight)
+        weight = base.check_edge_weight(graph, edge_weight)
         if edge_weight is None:
             weight = self.factors(graph)
-        x = check_features(x, graph.num_dst, self.in_features)
-        relations = check_features(
+        x = base.check_features(x, graph.num_dst, self.in_features)
+        relations = base.check_features(
             relations, self.num_relations, self.in_features, "relations", "num_relations"
         )
         if relations.ndim != 2:
@@ -136,7 +126,7 @@ class CompGCNConv(CompGCNOptions):
                 f"relations must be (num_relations, in_features), got {relations.shape}"
             )
         params = self.kernel[...], self.relation_kernel[...], self.own_relation[...]
-        operands = x, relations, *params, parameter_value(self.bias)
+        operands = x, relations, *params, base.parameter_value(self.bias)
         values: Any = dtypes.promote_dtype(operands, dtype=self.dtype)
         nodes, z, kernel, relation_kernel, self_relation, bias = values
         codes = self._encode(nodes)
@@ -148,7 +138,7 @@ class CompGCNConv(CompGCNOptions):
         self_rows = self._decode(self._compose(codes, self_code), nodes.dtype)
         edge_kernel = kernel[:2].reshape(2 * self.in_features, self.out_features)
         y = (self._product(sums, edge_kernel) + self._product(self_rows, kernel[2])) / 3
-        return finished(y, bias), self._product(z, relation_kernel)
+        return base.finished(y, bias), self._product(z, relation_kernel)
 
     def _composition_sums(
         self, graph: RelationalGraph, codes: Array, z: Array, edge_weight: Array | None
@@ -162,7 +152,7 @@ class CompGCNConv(CompGCNOptions):
             edge_weight: Weights of edges, ``(num_edges,)``; None means ones.
         """
         # Compositions depend on source and relation alone, hence a row for each pair in the graph.
-        codes = source_rows(graph, codes)
+        codes = base.source_rows(graph, codes)
         sources, relations = source_pair_rows(graph, codes, self._encode(z))
         relations = jnp.expand_dims(relations, tuple(range(1, codes.ndim - 1)))
         compositions = self._compose(sources, relations)
@@ -240,7 +230,7 @@ class CompGCNConv(CompGCNOptions):
         return y.astype(dtype)
 
     def _product(self, x: Array, kernel: Array) -> Array:
-        return product(x, kernel, self.precision)
+        return base.product(x, kernel, self.precision)
 
 
 def _by_direction(graph: RelationalGraph) -> Graph:
@@ -265,7 +255,7 @@ def _by_direction(graph: RelationalGraph) -> Graph:
     return replace(edges, indptr=indptr, rows=rows, t_cols=t_cols)
 
 
-class CompGCN(CompGCNOptions, TwoLayerStack):
+class CompGCN(CompGCNOptions, base.TwoLayerStack):
     """Composition-based network of nodes and relations: two `CompGCNConv` by default.
 
     Its call takes the arguments of `CompGCNConv`'s; factors of edges are computed once.
@@ -289,7 +279,7 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
         x: ArrayLike,
         relations: ArrayLike,
         edge_weight: ArrayLike | None = None,
-        **dropout: Unpack[DropoutCall],
+        **dropout: Unpack[base.DropoutCall],
     ) -> tuple[Array, Array]:
         """Compute one row of outputs per node, and one per relation.
 
@@ -304,7 +294,7 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
         Returns:
             ``(num_nodes, *batch, out_features)`` and ``(num_relations, out_features)``.
         """
-        dropout = dropout_arguments(**dropout)
+        dropout = base.dropout_arguments(**dropout)
         if edge_weight is None:
             edge_weight = self.convolutions[0].factors(graph)
         y: Any = self._input(x, **dropout)

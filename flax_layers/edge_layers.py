@@ -17,19 +17,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    Activation,
-    DropoutKeys,
-    NodeFeatures,
-    Stack,
-    check_activation,
-    destination_rows,
-    dropout_arguments,
-    endpoint_sizes,
-    inverse_root,
-    num_rows,
-    unit_rows,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from flax_layers.gin import GIN, GINOptions, apply_mlp, check_statistics, users_mlp
 from flax_layers.mlp import MLP, Norm
@@ -64,7 +52,7 @@ def summed(*rows: Array | None) -> Array:
 
 def check_one_width(layer: ProgramLayer) -> int:
     """Return the features of both ends; raise ValueError if they differ."""
-    src, dst = endpoint_sizes(layer.in_features)
+    src, dst = base.endpoint_sizes(layer.in_features)
     if src != dst:
         raise ValueError(
             f"in_features must be the same of both ends, which are combined, got {(src, dst)}"
@@ -95,13 +83,13 @@ class _MLPLayer(ProgramLayer):
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self,
         graph: Graph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
         edge_weight: ArrayLike | None = None,
         node_mask: ArrayLike | None = None,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -125,7 +113,7 @@ class _MLPLayer(ProgramLayer):
         y = super().__call__(graph, x, edge_features, **weights)
         mask = None
         if node_mask is not None:
-            count = graph.num_dst if isinstance(x, tuple) else num_rows(graph)
+            count = graph.num_dst if isinstance(x, tuple) else base.num_rows(graph)
             mask = check_mask("node_mask", node_mask, count)[: graph.num_dst]
         mlp = self.built_mlp if getattr(self, "mlp", None) is None else self.mlp  # type: ignore[attr-defined]
         check_statistics(self, mlp, graph, mask, deterministic)
@@ -318,10 +306,10 @@ class GatedGCNConv(GatedGCNOptions, ProgramLayer):
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self,
         graph: Graph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_features: ArrayLike,
         *,
-        activation: Activation | None = None,
+        activation: base.Activation | None = None,
     ) -> tuple[Array, Array]:
         """Return the new features of nodes and of edges, ``(…, *batch, out_features)``.
 
@@ -333,9 +321,9 @@ class GatedGCNConv(GatedGCNOptions, ProgramLayer):
                 graph's order (`Graph.edge_values`).
             activation: "relu" for a ReLU of both results, before the residual.
         """
-        check_activation(activation)
+        base.check_activation(activation)
         results = super().__call__(graph, x, edge_features)
-        own = x[1] if isinstance(x, tuple) else destination_rows(graph, jnp.asarray(x))
+        own = x[1] if isinstance(x, tuple) else base.destination_rows(graph, jnp.asarray(x))
         h, e = (jax.nn.relu(y) if activation else y for y in results)
         return self._with_residual(h, own), self._with_residual(e, edge_features)
 
@@ -344,7 +332,7 @@ class GatedGCNConv(GatedGCNOptions, ProgramLayer):
         return y + jnp.asarray(rows).astype(y.dtype) if is_added else y
 
 
-class GatedGCN(GatedGCNOptions, Stack):
+class GatedGCN(GatedGCNOptions, base.Stack):
     """Gated graph convolutional network: three `GatedGCNConv` by default.
 
     Features of edges go from layer to layer, with ReLU and dropout as those of nodes.
@@ -368,7 +356,7 @@ class GatedGCN(GatedGCNOptions, Stack):
         edge_features: ArrayLike,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Compute one row of outputs (logits) per node.
 
@@ -380,7 +368,7 @@ class GatedGCN(GatedGCNOptions, Stack):
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
         check_instance("graph", graph, Graph)
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         h, e = self._input(x, **dropout), edge_features
         for number, conv in enumerate(self.convolutions, start=1):
             is_last = number == self.num_layers
@@ -429,7 +417,7 @@ class CGConv(ProgramLayer):
     _program = staticmethod(_cg)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_same_width(self, "destinations", endpoint_sizes(self.in_features)[1])
+        check_same_width(self, "destinations", base.endpoint_sizes(self.in_features)[1])
         super()._make_parameters(factory)
 
 
@@ -522,7 +510,7 @@ class NNConv(ProgramLayer):
     _program = staticmethod(_nn_conv)
 
     def _widths(self) -> dict[str, int | None]:
-        src, _ = endpoint_sizes(self.in_features)
+        src, _ = base.endpoint_sizes(self.in_features)
         return super()._widths() | {"matrix": src * self.out_features}
 
 
@@ -656,7 +644,7 @@ class PNAConv(PNAOptions, ProgramLayer):
         self.mean_log_degree = float(counts @ np.log1p(degrees) / counts.sum())
         sizes = {"out_features": self.out_features}
         if self.divide_input:
-            sizes["in_features"] = endpoint_sizes(self.in_features)[0]
+            sizes["in_features"] = base.endpoint_sizes(self.in_features)[0]
         for name, size in sizes.items():
             if size % self.towers:
                 raise ValueError(
@@ -665,7 +653,7 @@ class PNAConv(PNAOptions, ProgramLayer):
         super()._make_parameters(factory)
 
     def _widths(self) -> dict[str, int | None]:
-        width, _ = endpoint_sizes(self.in_features)
+        width, _ = base.endpoint_sizes(self.in_features)
         width //= self.towers if self.divide_input else 1
         copies = len(self.reductions) * len(self.scalers) + 1
         return super()._widths() | {
@@ -676,7 +664,7 @@ class PNAConv(PNAOptions, ProgramLayer):
         }
 
 
-class PNA(PNAOptions, Stack):
+class PNA(PNAOptions, base.Stack):
     """Network of principal neighbourhood aggregations: three `PNAConv` by default.
 
     Its call takes the arguments of `PNAConv`'s.
@@ -734,7 +722,7 @@ def _message_norm(y: Array, x: Array, scale: Array | None) -> Array:
     """Give messages the norm of the node's features, times a learned scale if there is one."""
     wide = x.astype(accumulator_dtype(x.dtype))
     square = jnp.sum(wide * wide, -1, keepdims=True)
-    y = unit_rows(y) * (square * inverse_root(square)).astype(y.dtype)
+    y = base.unit_rows(y) * (square * base.inverse_root(square)).astype(y.dtype)
     return y if scale is None else y * scale
 
 
@@ -787,7 +775,7 @@ class GENConv(_MLPLayer):
     _program = staticmethod(_gen)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        src, dst = endpoint_sizes(self.in_features)
+        src, dst = base.endpoint_sizes(self.in_features)
         self.maps_source, self.maps_destination = (size != self.out_features for size in (src, dst))
         self.maps_edge = self.edge_in_features != self.out_features
         super()._make_parameters(factory)

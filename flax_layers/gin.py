@@ -11,21 +11,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    Activation,
-    Convolution,
-    DropoutKeys,
-    Stack,
-    Structure,
-    check_activation,
-    check_edge_weight,
-    check_sources,
-    dropout_arguments,
-    finished,
-    linear,
-    num_rows,
-    promote,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, ParameterLayer
 from flax_layers.graph import sum_with_self
 from flax_layers.mlp import Norm, make_norm
@@ -64,7 +50,7 @@ class GINOptions(LinearOptions):
     learn_eps: bool = False
 
 
-class GINConv(GINOptions, Convolution):
+class GINConv(GINOptions, base.Convolution):
     """Graph isomorphism convolution: ``MLP((1 + eps) X + A X)``.
 
     Xu et al., "How powerful are graph neural networks?", ICLR 2019, equation 4.1. The built-in MLP
@@ -116,9 +102,9 @@ class GINConv(GINOptions, Convolution):
         edge_weight: ArrayLike | None = None,
         *,
         node_mask: ArrayLike | None = None,
-        activation: Activation | None = None,
+        activation: base.Activation | None = None,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -140,12 +126,12 @@ class GINConv(GINOptions, Convolution):
             ValueError: A shape does not fit, or a batch norm would take statistics of padding, as
                 the call of `mlp` has no `mask`, or of a part.
         """
-        check_activation(activation)
+        base.check_activation(activation)
         check_instance("graph", graph, Graph)
         mask = None
         if node_mask is not None:
-            mask = check_mask("node_mask", node_mask, num_rows(graph))[: graph.num_dst]
-        weight = check_edge_weight(graph, edge_weight)
+            mask = check_mask("node_mask", node_mask, base.num_rows(graph))[: graph.num_dst]
+        weight = base.check_edge_weight(graph, edge_weight)
         # In half types 1 + eps would be rounded; the kernel adds this term in the sum's precision.
         eps = self.eps if self.learned_eps is None else self.learned_eps[...].astype(float)
 
@@ -154,17 +140,17 @@ class GINConv(GINOptions, Convolution):
 
         check_statistics(self, self.mlp, graph, mask, deterministic)
         if self.mlp is not None:
-            rows = as_array("x", check_sources(graph, x, self.in_features))
-            (rows,) = promote((rows,), self.dtype)
+            rows = as_array("x", base.check_sources(graph, x, self.in_features))
+            (rows,) = base.promote((rows,), self.dtype)
             y = apply_mlp(self.mlp, aggregate(rows), self.out_features, mask, deterministic, rngs)
-            return finished(y, None, activation)
+            return base.finished(y, None, activation)
         x, kernel, bias = self._operands(x, graph)
-        first: Activation | None = None if self.batch_norm is not None else "relu"
+        first: base.Activation | None = None if self.batch_norm is not None else "relu"
         hidden = self._aggregate_narrow(aggregate, x, kernel, bias, first, graph=graph)
         if self.batch_norm is not None:
             hidden = self.batch_norm(mask, hidden, use_running_average=deterministic)
             hidden = jax.nn.relu(hidden)
-        return linear(self.output, hidden, activation)
+        return base.linear(self.output, hidden, activation)
 
 
 def users_mlp(layer: Any, in_features: int, factory: ParameterFactory) -> nnx.Module:
@@ -188,10 +174,10 @@ def apply_mlp(
     out_features: int,
     mask: Array | None,
     deterministic: bool | None,
-    rngs: DropoutKeys,
+    rngs: base.DropoutKeys,
 ) -> Array:
     """Apply a perceptron to rows, with those arguments that its call names."""
-    options = {"mask": mask, **dropout_arguments(deterministic, rngs)}
+    options = {"mask": mask, **base.dropout_arguments(deterministic, rngs)}
     names = inspect.signature(mlp).parameters
     y: Array = mlp(x, **{k: v for k, v in options.items() if k in names})
     if y.shape[-1:] != (out_features,):
@@ -225,7 +211,7 @@ def check_statistics(
                 )
 
 
-class GIN(GINOptions, Stack):
+class GIN(GINOptions, base.Stack):
     """Graph isomorphism network: three `GINConv` by default.
 
     Its call takes the arguments of `GINConv`'s. Its classifier is the last convolution's MLP.
@@ -249,7 +235,10 @@ class GIN(GINOptions, Stack):
         super()._make_parameters(factory)
 
     def _calls(
-        self, graph: Structure | Blocks, arguments: tuple[object, ...], named: dict[str, object]
+        self,
+        graph: base.Structure | Blocks,
+        arguments: tuple[object, ...],
+        named: dict[str, object],
     ) -> list[tuple[Any, tuple[object, ...], dict[str, object]]]:
         if not isinstance(graph, Blocks):
             return super()._calls(graph, arguments, named)

@@ -15,14 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    DropoutKeys,
-    check_heads,
-    check_model,
-    dropout_arguments,
-    linear,
-    promote,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.mlp import make_norm
 from flax_layers.norms import GraphLayerNorm, GraphNorm, check_nodes
@@ -186,9 +179,9 @@ class GPSConv(LinearOptions):
     dropout_rate: float = 0.0
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_heads(self.heads, self.in_features)
+        base.check_heads(self.heads, self.in_features)
         if self.conv is not None:
-            check_model("conv", self.conv)
+            base.check_model("conv", self.conv)
         self.conv = nnx.data(self.conv)
         width = self.in_features
         self.attention_in = factory.linear(width, 3 * width)
@@ -211,7 +204,7 @@ class GPSConv(LinearOptions):
         *arguments: object,
         max_nodes: int | None = None,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
         **named: object,
     ) -> Array:
         """Return the new node features, ``(num_nodes, in_features)`` in `dtype`.
@@ -236,8 +229,8 @@ class GPSConv(LinearOptions):
             raise ValueError(
                 f"x must have shape (num_nodes, in_features), without batch axes, got {rows.shape}"
             )
-        (rows, _) = promote((rows, self.attention_in.kernel[...]), self.dtype)
-        dropout = dropout_arguments(deterministic, rngs)
+        (rows, _) = base.promote((rows, self.attention_in.kernel[...]), self.dtype)
+        dropout = base.dropout_arguments(deterministic, rngs)
         terms: list[Array | None] = [None]
         if self.conv is not None:
             takes = inspect.signature(self.conv.__call__).parameters
@@ -251,20 +244,20 @@ class GPSConv(LinearOptions):
             if y is not None
         ]
         h = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        hidden = linear(self.mlp[0], h)
+        hidden = base.linear(self.mlp[0], h)
         exact = {"approximate": False} if self.mlp_activation == "gelu" else {}
         hidden = getattr(jax.nn, self.mlp_activation)(hidden, **exact)
-        y = linear(self.mlp[1], self.dropout(hidden, **dropout))
+        y = base.linear(self.mlp[1], self.dropout(hidden, **dropout))
         return self._normalized(2, batch, h + self.dropout(y, **dropout), deterministic)
 
     def _attention(self, batch: Batch[Graph], x: Array, max_nodes: int | None) -> Array:
         """Return multi-head attention of each node to the nodes of its graph."""
-        parts = jnp.split(linear(self.attention_in, x), 3, axis=-1)
+        parts = jnp.split(base.linear(self.attention_in, x), 3, axis=-1)
         shape = len(x), self.heads, self.in_features // self.heads
         query, key, value = (part.reshape(shape) for part in parts)
         with matmul_precision(self.precision):
             y = attention_within_graphs(batch, query, key, value, max_nodes)
-        return linear(self.attention_out, y.reshape(x.shape))
+        return base.linear(self.attention_out, y.reshape(x.shape))
 
     def _normalized(
         self, number: int, batch: Batch[Graph], x: Array, deterministic: bool | None

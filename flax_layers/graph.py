@@ -12,32 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    Activation,
-    Convolution,
-    DropoutCall,
-    NodeFeatures,
-    Stack,
-    Structure,
-    aggregate_edges,
-    aggregates_first,
-    check_activation,
-    check_destinations_are_sources,
-    check_edge_weight,
-    check_endpoint_features,
-    destination_rows,
-    endpoint_sizes,
-    endpoint_values,
-    epilogue,
-    finished,
-    inverse_root,
-    linear,
-    num_rows,
-    parameter_value,
-    promote,
-    scaled,
-    unit_rows,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import Graph, segment_sum, spmm
 from jax_gnn.extend import accumulator_dtype, as_array, check_instance, row_wise, take
@@ -78,22 +53,22 @@ def gcn_norm(
     """
     check_instance("graph", graph, Graph)
     self_loop = int(add_self_loops)
-    weight = check_edge_weight(graph, edge_weight)
+    weight = base.check_edge_weight(graph, edge_weight)
     if weight is None:
         degree = graph.in_degrees().astype(float)
     else:
         weight = weight.astype(float)
         degree = segment_sum(weight, graph.rows, graph.num_dst, True)
     # In-degrees scale both endpoints unless the graph is bipartite.
-    scale = inverse_root(degree + self_loop)
-    if num_rows(graph) == graph.num_dst:
+    scale = base.inverse_root(degree + self_loop)
+    if base.num_rows(graph) == graph.num_dst:
         return scale
-    check_destinations_are_sources(graph)
+    base.check_destinations_are_sources(graph)
     if weight is None:
         degree = graph.out_degrees().astype(float)
     else:
         degree = segment_sum(take(weight, graph.t_order), graph.t_rows, graph.num_src, True)
-    return inverse_root(degree.at[: graph.num_dst].add(self_loop)), scale
+    return base.inverse_root(degree.at[: graph.num_dst].add(self_loop)), scale
 
 
 class GCNOptions(LinearOptions):
@@ -110,7 +85,7 @@ class GCNOptions(LinearOptions):
     kernel_init: InitVar[nnx.Initializer] = glorot_init
 
 
-class GCNConv(GCNOptions, Convolution):
+class GCNConv(GCNOptions, base.Convolution):
     """Graph convolution: ``D^-1/2 (A + I) D^-1/2 X Theta + b``.
 
     Kipf and Welling, "Semi-supervised classification with graph convolutional networks", ICLR 2017,
@@ -139,7 +114,7 @@ class GCNConv(GCNOptions, Convolution):
         edge_weight: ArrayLike | None = None,
         node_scale: ArrayLike | None = None,
         *,
-        activation: Activation | None = None,
+        activation: base.Activation | None = None,
         is_scaled: bool = False,
         scales_result: bool = False,
     ) -> Array:
@@ -158,15 +133,15 @@ class GCNConv(GCNOptions, Convolution):
             scales_result: Whether to multiply the result by `node_scale`, after the activation, as
                 the next layer would.
         """
-        check_activation(activation)
+        base.check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
-        weight = check_edge_weight(graph, edge_weight)
+        weight = base.check_edge_weight(graph, edge_weight)
         # D^-1/2 on both sides: the input is scaled by source, sums by destination.
         src_scale = dst_scale = None
         if self.normalization:
             if node_scale is None:
                 node_scale = gcn_norm(graph, weight, add_self_loops=self.add_self_loops)
-            src_scale, dst_scale = endpoint_values("node_scale", node_scale, graph)
+            src_scale, dst_scale = base.endpoint_values("node_scale", node_scale, graph)
 
         def aggregate(x: Array, **options: Any) -> Array:
             self_scale = 1 if self.add_self_loops else None
@@ -175,12 +150,12 @@ class GCNConv(GCNOptions, Convolution):
         # Node scales are applied where rows are stored. Edge scales would be read once per edge.
         input_scale = None if is_scaled else src_scale
         result_scale = dst_scale if scales_result else None
-        if aggregates_first(graph, *kernel.shape, x=x):
-            sums = aggregate(scaled(x, input_scale))
+        if base.aggregates_first(graph, *kernel.shape, x=x):
+            sums = aggregate(base.scaled(x, input_scale))
             y = self._product(sums, kernel, bias=bias, activation=activation)
-            return scaled(y, result_scale)
+            return base.scaled(y, result_scale)
         y, halo = self._product_with_halo(graph, x, kernel, scale=input_scale)
-        last_steps = epilogue(y, bias, activation)
+        last_steps = base.epilogue(y, bias, activation)
         return aggregate(y, result_scale=result_scale, **halo, **last_steps)
 
 
@@ -201,7 +176,7 @@ class SAGEOptions(LinearOptions):
     l2_normalize: bool = False
 
 
-class SAGEConv(SAGEOptions, Convolution):
+class SAGEConv(SAGEOptions, base.Convolution):
     """GraphSAGE convolution: ``X Theta_root + agg(X) Theta + b``.
 
     Hamilton et al., "Inductive representation learning on large graphs", NeurIPS 2017, algorithm 1,
@@ -229,7 +204,7 @@ class SAGEConv(SAGEOptions, Convolution):
     in_features: int | tuple[int, int] = field(kw_only=False)  # type: ignore[assignment]  # wider
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        src_features, dst_features = endpoint_sizes(self.in_features)
+        src_features, dst_features = base.endpoint_sizes(self.in_features)
         self.kernel = factory.kernel(src_features, self.out_features)
         self.bias = factory.bias(self.out_features)
         self.root = factory.linear(
@@ -240,10 +215,10 @@ class SAGEConv(SAGEOptions, Convolution):
     def __call__(
         self,
         graph: Graph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_weight: ArrayLike | None = None,
         *,
-        activation: Activation | None = None,
+        activation: base.Activation | None = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -255,16 +230,16 @@ class SAGEConv(SAGEOptions, Convolution):
                 graph's order (`Graph.edge_values`); None means ones.
             activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
         """
-        check_activation(activation)
+        base.check_activation(activation)
         check_instance("graph", graph, Graph)
-        src, dst = check_endpoint_features(graph, x, *endpoint_sizes(self.in_features))
-        params = self.kernel[...], parameter_value(self.bias)
-        src, dst, kernel, bias = promote((src, dst, *params), self.dtype)
-        weight = check_edge_weight(graph, edge_weight)
+        src, dst = base.check_endpoint_features(graph, x, *base.endpoint_sizes(self.in_features))
+        params = self.kernel[...], base.parameter_value(self.bias)
+        src, dst, kernel, bias = base.promote((src, dst, *params), self.dtype)
+        weight = base.check_edge_weight(graph, edge_weight)
         messages = src
         if self.projection is not None:
-            messages = jax.nn.relu(linear(self.projection, src))
-        root = None if self.root is None else linear(self.root, dst)
+            messages = jax.nn.relu(base.linear(self.projection, src))
+        root = None if self.root is None else base.linear(self.root, dst)
         # A mean or sum commutes with Theta and runs on its narrower side; a maximum comes first.
         is_square = len(kernel) == self.out_features and not isinstance(messages, HostRows)
 
@@ -273,29 +248,29 @@ class SAGEConv(SAGEOptions, Convolution):
             # again. Sums of half types may overflow.
             if self.reduce == "mean" and x.dtype.itemsize >= 4:
                 share = 1 / jnp.maximum(graph.in_degrees(), 1).astype(x.dtype)
-                return aggregate_edges(graph, x, weight, out_scale=share, **options)
-            return aggregate_edges(graph, x, weight, reduce=self.reduce, **options)
+                return base.aggregate_edges(graph, x, weight, out_scale=share, **options)
+            return base.aggregate_edges(graph, x, weight, reduce=self.reduce, **options)
 
         if self.reduce == "max":
             y = aggregate(as_array("x", messages))
             y = jnp.where(row_wise(graph.in_degrees() == 0, y), 0, y)  # -inf without edges
-        elif is_square or aggregates_first(graph, *kernel.shape, x=messages):
+        elif is_square or base.aggregates_first(graph, *kernel.shape, x=messages):
             y = aggregate(messages)
         else:
             # Without the barrier XLA joins both maps of x on a GPU, and copies the results of both
             # out of their common product.
             y = self._product(jax.lax.optimization_barrier(messages), kernel)
             if self.l2_normalize:
-                y = unit_rows(aggregate(y, residual=root, **epilogue(y, bias, None)))
-                return finished(y, None, activation)
-            return aggregate(y, residual=root, **epilogue(y, bias, activation))
+                y = base.unit_rows(aggregate(y, residual=root, **base.epilogue(y, bias, None)))
+                return base.finished(y, None, activation)
+            return aggregate(y, residual=root, **base.epilogue(y, bias, activation))
         # XLA adds the root term faster than an epilogue of this product does.
         y = self._product(y, kernel)
-        y = finished(y if root is None else y + root, bias)
-        return finished(unit_rows(y) if self.l2_normalize else y, None, activation)
+        y = base.finished(y if root is None else y + root, bias)
+        return base.finished(base.unit_rows(y) if self.l2_normalize else y, None, activation)
 
 
-class GCN(GCNOptions, Stack):
+class GCN(GCNOptions, base.Stack):
     """Graph convolutional network: three `GCNConv` by default.
 
     Its call takes the arguments of `GCNConv`'s; the scales of the nodes are computed once.
@@ -314,7 +289,7 @@ class GCN(GCNOptions, Stack):
         x: ArrayLike,
         edge_weight: ArrayLike | None = None,
         node_scale: ArrayLike | None = None,
-        **dropout: Unpack[DropoutCall],
+        **dropout: Unpack[base.DropoutCall],
     ) -> Array:
         """Compute one row of outputs (logits) per node.
 
@@ -340,7 +315,7 @@ class GCN(GCNOptions, Stack):
         return super().__call__(graph, x, edge_weight=edge_weight, node_scale=node_scale, **dropout)
 
     def _convolve(
-        self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
+        self, number: int, graph: base.Structure, x: Array, *arguments: object, **named: object
     ) -> Array:
         # Both ends of an edge have the same scale. The kernel of a layer applies the scale that the
         # next layer's input needs, so that no multiplication runs between them. Scales commute
@@ -351,7 +326,7 @@ class GCN(GCNOptions, Stack):
         return super()._convolve(number, graph, x, *arguments, **named)
 
 
-class SAGE(SAGEOptions, Stack):
+class SAGE(SAGEOptions, base.Stack):
     """GraphSAGE: three `SAGEConv` by default.
 
     Example:
@@ -367,11 +342,11 @@ def sum_with_self(
     graph: Graph, x: Array, weight: Array | None, self_scale: ArrayLike | None, **options: Any
 ) -> Array:
     """Sum rows over edges, and add `self_scale` times the destination's own row; None adds none."""
-    if self_scale is None or num_rows(graph) == graph.num_dst:
-        return aggregate_edges(graph, x, weight, self_scale=self_scale, **options)
+    if self_scale is None or base.num_rows(graph) == graph.num_dst:
+        return base.aggregate_edges(graph, x, weight, self_scale=self_scale, **options)
     # The kernel reads a node's own row among the sums; here it is another array, in the dtype in
     # which rows are summed.
     acc = accumulator_dtype(x.dtype)
-    self_term = destination_rows(graph, x).astype(acc) * jnp.asarray(self_scale, acc)
-    self_term = scaled(self_term, options.get("out_scale")).astype(x.dtype)
+    self_term = base.destination_rows(graph, x).astype(acc) * jnp.asarray(self_scale, acc)
+    self_term = base.scaled(self_term, options.get("out_scale")).astype(x.dtype)
     return spmm(graph, x, weight, residual=self_term, **options)

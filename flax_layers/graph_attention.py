@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from flax_layers import _base as base
 from flax_layers._attention import (
     AttentionConvolution,
     AttentionOptions,
@@ -20,21 +21,6 @@ from flax_layers._attention import (
     MultiHead,
     dots,
     dropout_mask,
-)
-from flax_layers._base import (
-    DropoutCall,
-    DropoutKeys,
-    NodeFeatures,
-    check_endpoint_features,
-    check_features,
-    destination_rows,
-    dropout_arguments,
-    endpoint_sizes,
-    finished,
-    linear,
-    map_sources,
-    product,
-    promoted_dtype,
 )
 from flax_layers._declaration import ParameterFactory, glorot_init
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention, segment_mean
@@ -69,14 +55,14 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
-        _, self.dst_features = endpoint_sizes(self.in_features)
+        _, self.dst_features = base.endpoint_sizes(self.in_features)
         self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
 
-    def _endpoints(self, graph: Graph, x: NodeFeatures) -> tuple[Array, Array]:
+    def _endpoints(self, graph: Graph, x: base.NodeFeatures) -> tuple[Array, Array]:
         """Return the features of sources and of destinations in the dtype of the computation."""
         check_instance("graph", graph, Graph)
-        src, dst = check_endpoint_features(graph, x, *endpoint_sizes(self.in_features))
-        dtype = promoted_dtype(src, dst, self.kernel[...], dtype=self.dtype)
+        src, dst = base.check_endpoint_features(graph, x, *base.endpoint_sizes(self.in_features))
+        dtype = base.promoted_dtype(src, dst, self.kernel[...], dtype=self.dtype)
         return src.astype(dtype), dst.astype(dtype)
 
     def _map(
@@ -88,9 +74,9 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
 
     def _map_sources(self, graph: Graph, x: Array, bias: nnx.Param[Array] | None) -> Array:
         """Return `kernel` applied to the sources, split by heads."""
-        return map_sources(graph, x, self._width, lambda x: self._map(x, self.kernel, bias))
+        return base.map_sources(graph, x, self._width, lambda x: self._map(x, self.kernel, bias))
 
-    def _attends_to_itself(self, x: NodeFeatures) -> bool:
+    def _attends_to_itself(self, x: base.NodeFeatures) -> bool:
         """Return whether nodes are their own neighbours: one array for both endpoints."""
         return self.add_self_loops and not isinstance(x, tuple)
 
@@ -101,7 +87,7 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
         self_score: Array | None,
         value: Array,
         shape: tuple[int, ...],
-        dropout: DropoutCall,
+        dropout: base.DropoutCall,
     ) -> Array:
         """Add the nodes' attention to themselves, join the heads and add the bias.
 
@@ -114,9 +100,9 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
             graph._note("own", lambda: share)
             self_weight = self.attention_dropout(share, **dropout)
             y = (1 - share)[..., None].astype(y.dtype) * y
-            y += self_weight[..., None].astype(y.dtype) * destination_rows(graph, value)
+            y += self_weight[..., None].astype(y.dtype) * base.destination_rows(graph, value)
         y = self._join(y.reshape(shape))
-        return finished(y, None if self.bias is None else cast(self.bias, y))
+        return base.finished(y, None if self.bias is None else cast(self.bias, y))
 
 
 class GATConv(_GraphAttentionConv):
@@ -153,11 +139,11 @@ class GATConv(_GraphAttentionConv):
     def __call__(
         self,
         graph: Graph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -172,13 +158,13 @@ class GATConv(_GraphAttentionConv):
         """
         src, dst = self._endpoints(graph, x)
         attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         # A score is the sum of a number of the source and one of the destination: the kernel reads
         # rows for values alone.
         value = self._map_sources(graph, src, None)
         src_score = dots(value, cast(self.src_attention, src))
         if self.dst_kernel is None and not isinstance(x, tuple):
-            dst_value = destination_rows(graph, value)
+            dst_value = base.destination_rows(graph, value)
             dst_score = dots(dst_value, cast(self.dst_attention, src))
         else:  # destinations need scores, but no values
             kernel = self.kernel if self.dst_kernel is None else self.dst_kernel
@@ -204,7 +190,7 @@ class GATConv(_GraphAttentionConv):
         self_score = None
         if self._attends_to_itself(x):
             acc = attended[1].dtype
-            self_score = dst_score.astype(acc) + destination_rows(graph, src_score).astype(acc)
+            self_score = dst_score.astype(acc) + base.destination_rows(graph, src_score).astype(acc)
             if bias is not None:
                 self_score += _mean_over_edges(graph, bias.astype(acc))
             self_score = jax.nn.leaky_relu(self_score, self.negative_slope)
@@ -214,7 +200,7 @@ class GATConv(_GraphAttentionConv):
         """Return ``⟨x kernel, attention⟩`` of each head, by a product as wide as the heads."""
         # Scores need one number per head: kernel and vector are multiplied first.
         head_kernel = dots(self._split(cast(kernel, x)), cast(attention, x))
-        return product(x, head_kernel, self.precision)
+        return base.product(x, head_kernel, self.precision)
 
 
 class GATv2Options(GATOptions):
@@ -250,7 +236,7 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
     """
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        src_features, dst_features = endpoint_sizes(self.in_features)
+        src_features, dst_features = base.endpoint_sizes(self.in_features)
         if self.share_weights and src_features != dst_features:
             raise ValueError(
                 "share_weights needs sources and destinations of one size, got in_features="
@@ -266,23 +252,23 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
     def __call__(
         self,
         graph: Graph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Apply the convolution; arguments, result and errors are those of `GATConv`'s call."""
         src, dst = self._endpoints(graph, x)
         attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         src_rows = self._map_sources(graph, src, self.src_bias)
         if self.dst_kernel is not None:
             dst_rows = self._map(dst, self.dst_kernel, self.dst_bias)
         elif isinstance(x, tuple):
             dst_rows = self._map(dst, self.kernel, self.src_bias)
         else:
-            dst_rows = destination_rows(graph, src_rows)
+            dst_rows = base.destination_rows(graph, src_rows)
         edge_rows = None
         if attr is not None:
             edge_rows = self._map(attr, self.edge_kernel, None)
@@ -307,7 +293,7 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
         self_score = None
         if self._attends_to_itself(x):
             acc = attended[1].dtype
-            z = dst_rows.astype(acc) + destination_rows(graph, src_rows).astype(acc)
+            z = dst_rows.astype(acc) + base.destination_rows(graph, src_rows).astype(acc)
             if edge_rows is not None:
                 z += _mean_over_edges(graph, edge_rows.astype(acc))
             self_score = dots(jax.nn.leaky_relu(z, self.negative_slope), vector.astype(acc))
@@ -357,7 +343,7 @@ class TransformerConv(TransformerOptions, MultiHead):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        src_features, dst_features = endpoint_sizes(self.in_features)
+        src_features, dst_features = base.endpoint_sizes(self.in_features)
         self._check_heads()
         if self.gated and not self.self_weight:
             raise ValueError("gated needs the skip connection, got self_weight=False")
@@ -372,27 +358,27 @@ class TransformerConv(TransformerOptions, MultiHead):
     def __call__(
         self,
         graph: Graph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Apply the convolution; arguments, result and errors are those of `GATConv`'s call."""
         check_instance("graph", graph, Graph)
-        src, dst = check_endpoint_features(graph, x, *endpoint_sizes(self.in_features))
+        src, dst = base.check_endpoint_features(graph, x, *base.endpoint_sizes(self.in_features))
         attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
-        dropout = dropout_arguments(deterministic, rngs)
-        query = self._split(linear(self.query, dst))
+        dropout = base.dropout_arguments(deterministic, rngs)
+        query = self._split(base.linear(self.query, dst))
 
         # Keys and values are mapped together: halo rows are sent once, on the narrower side.
         def key_and_value(x: Array | HostRows) -> tuple[Array, Array]:
-            return self._split(linear(self.key, x)), self._split(linear(self.value, x))
+            return self._split(base.linear(self.key, x)), self._split(base.linear(self.value, x))
 
-        key, value = map_sources(graph, src, 2 * self._width, key_and_value)
+        key, value = base.map_sources(graph, src, 2 * self._width, key_and_value)
         edge_rows = None
         if attr is not None:
-            edge_rows = self._split(linear(self.edge, attr))
+            edge_rows = self._split(base.linear(self.edge, attr))
             edge_rows = jnp.broadcast_to(edge_rows, (edge_rows.shape[0], *value.shape[1:]))
             edge_rows = _flat_heads(edge_rows, 1)
         shape = (graph.num_dst, *value.shape[1:])
@@ -409,10 +395,10 @@ class TransformerConv(TransformerOptions, MultiHead):
         y = self._join(y.reshape(shape))
         if self.root is None:
             return y
-        skip = linear(self.root, dst).astype(y.dtype)
+        skip = base.linear(self.root, dst).astype(y.dtype)
         if self.gate is None:
             return y + skip
-        gate = jax.nn.sigmoid(linear(self.gate, jnp.concatenate([y, skip, y - skip], -1)))
+        gate = jax.nn.sigmoid(base.linear(self.gate, jnp.concatenate([y, skip, y - skip], -1)))
         return gate * skip + (1 - gate) * y
 
 
@@ -471,9 +457,9 @@ def _edge_features(
         raise ValueError(
             f"edge_features must be given if edge_in_features is, got {state} and {features}"
         )
-    return check_features(attr, graph.num_edges, features, "edge_features", "num_edges").astype(
-        dtype
-    )
+    return base.check_features(
+        attr, graph.num_edges, features, "edge_features", "num_edges"
+    ).astype(dtype)
 
 
 def _flat_heads(x: Array, num_feature_axes: int = 0) -> Array:

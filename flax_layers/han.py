@@ -12,15 +12,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
+from flax_layers import _base as base
 from flax_layers._attention import attention_init
-from flax_layers._base import (
-    DropoutKeys,
-    Named,
-    check_heads,
-    dropout_arguments,
-    linear,
-    promote,
-)
 from flax_layers._declaration import LinearOptions, ParameterFactory, option_names, option_values
 from flax_layers.hetero import HeteroLinear
 from flax_layers.program_conv import EdgeDropout, dropout_key
@@ -92,13 +85,15 @@ class HANConv(HANOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_heads(self.heads, self.out_features)
+        base.check_heads(self.heads, self.out_features)
         self.input = HeteroLinear(self.in_features, self.out_features, **factory._asdict())
         self.in_features = self.input.in_features
         self.edge_types = _checked_types(self.edge_types, self.in_features)
         shape = self.heads, self.out_features // self.heads
         self.src_attention, self.dst_attention = (
-            Named({key: factory.kernel(*shape, init=attention_init) for key in self.edge_types})
+            base.Named(
+                {key: factory.kernel(*shape, init=attention_init) for key in self.edge_types}
+            )
             for _ in range(2)
         )
         self.semantic = factory.linear(self.out_features, self.out_features)
@@ -112,7 +107,7 @@ class HANConv(HANOptions):
         *,
         return_attention: bool = False,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Any:
         """Return the new features of each type of nodes that edges run to.
 
@@ -134,14 +129,17 @@ class HANConv(HANOptions):
         """
         check_instance("graph", graph, HeteroGraph)
         check_flag("return_attention", return_attention)
-        z, streams = graph.check_features(self.input(x_dict)), dropout_arguments(rngs=rngs)["rngs"]
+        z, streams = (
+            graph.check_features(self.input(x_dict)),
+            base.dropout_arguments(rngs=rngs)["rngs"],
+        )
         results: dict[str, list[Array]] = {name: [] for name in self.in_features}
         for key in self.edge_types:
             vectors = self.src_attention[key][...], self.dst_attention[key][...]
             src, dst = (
                 z[name].reshape(len(z[name]), *vectors[0].shape) for name in (key[0], key[2])
             )
-            src, dst, *vectors = promote((src, dst, *vectors), self.dtype)
+            src, dst, *vectors = base.promote((src, dst, *vectors), self.dtype)
             dropout = EdgeDropout(
                 dropout_key(self.dropout, deterministic, streams), self.attention_dropout_rate
             )
@@ -157,8 +155,8 @@ class HANConv(HANOptions):
 
     def _combined(self, rows: list[Array]) -> tuple[Array, Array]:
         """Return the sum of results by their shares, and these."""
-        y, query = promote((jnp.stack(rows), self.query[...]), self.dtype)
-        keys = jnp.tanh(linear(self.semantic, y))
+        y, query = base.promote((jnp.stack(rows), self.query[...]), self.dtype)
+        keys = jnp.tanh(base.linear(self.semantic, y))
         keys = keys.mean(1) if y.shape[1] else keys.sum(1)  # a type without nodes has no mean
         share = jax.nn.softmax(keys @ query[0])
         return jnp.tensordot(share, y, 1), share
@@ -192,7 +190,7 @@ class HAN(HANOptions):
     dropout_rate: float = 0.5
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_heads(self.heads, self.hidden_features, "hidden_features")
+        base.check_heads(self.heads, self.hidden_features, "hidden_features")
         values = option_values(self) | factory._asdict()
         options = {name: values[name] for name in option_names(HANConv)}
         self.conv = HANConv(self.in_features, self.hidden_features, **options)
@@ -206,13 +204,14 @@ class HAN(HANOptions):
         x_dict: Mapping[str, ArrayLike | None],
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> dict[str, Array]:
         """Return outputs (logits) of each type that edges run to; arguments as of `HANConv`."""
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         y = self.conv(graph, x_dict, **dropout)
         return {
-            name: linear(self.output, self.dropout(rows, **dropout)) for name, rows in y.items()
+            name: base.linear(self.output, self.dropout(rows, **dropout))
+            for name, rows in y.items()
         }
 
 

@@ -13,16 +13,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    Named,
-    Sizes,
-    check_features,
-    check_types,
-    endpoint_sizes,
-    finished,
-    linear,
-    parameter_value,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
@@ -97,7 +88,7 @@ class HeteroConv(nnx.Module):
                     f"{key!r}"
                 )
         self.edge_types = tuple(convolutions)
-        self.convolutions = Named(convolutions)
+        self.convolutions = base.Named(convolutions)
         self.reduce: Across = reduce
 
     def __call__(
@@ -186,8 +177,8 @@ class HeteroConv(nnx.Module):
         conv = self.convolutions[key]
         sizes = getattr(conv, "in_features", None)
         if isinstance(sizes, int | tuple):  # errors name the type
-            for name, size in zip((key[0], key[2]), endpoint_sizes(sizes), strict=True):
-                check_features(x[name], len(x[name]), size, f"x_dict[{name!r}]")
+            for name, size in zip((key[0], key[2]), base.endpoint_sizes(sizes), strict=True):
+                base.check_features(x[name], len(x[name]), size, f"x_dict[{name!r}]")
         # Within one type an array, so that convolutions see nodes that are their own neighbours.
         features = x[key[0]] if key[0] == key[2] else (x[key[0]], x[key[2]])
         return conv(graph.graph(key), features, **arguments)
@@ -202,10 +193,10 @@ class HeteroConv(nnx.Module):
         Nodes and relations outside the group have zeros.
         """
         first = self.convolutions[keys[0]]
-        width, _ = endpoint_sizes(first.in_features)
+        width, _ = base.endpoint_sizes(first.in_features)
         batch = x[keys[0][0]].shape[1:-1]
         for key in keys:
-            check_features(x[key[0]], len(x[key[0]]), width, f"x_dict[{key[0]!r}]")
+            base.check_features(x[key[0]], len(x[key[0]]), width, f"x_dict[{key[0]!r}]")
             if x[key[0]].shape[1:-1] != batch:
                 raise ValueError(
                     f"x_dict[{key[0]!r}] must have the batch axes {batch} of "
@@ -234,11 +225,11 @@ class HeteroConv(nnx.Module):
             return functools.reduce(jnp.add, (param[...].astype(y.dtype) for param in params))
 
         if first.root is not None:
-            _, width = endpoint_sizes(first.in_features)
-            dst = check_features(x[name], len(x[name]), width, f"x_dict[{name!r}]")
+            _, width = base.endpoint_sizes(first.in_features)
+            dst = base.check_features(x[name], len(x[name]), width, f"x_dict[{name!r}]")
             root = total(conv.root.kernel for conv in convs)
             y = y + jnp.matmul(dst.astype(y.dtype), root, precision=first.precision)
-        return finished(y, None if first.bias is None else total(conv.bias for conv in convs))
+        return base.finished(y, None if first.bias is None else total(conv.bias for conv in convs))
 
     def _joint_sums(
         self, graph: HeteroGraph, x: dict[str, Array], keys: list[EdgeType]
@@ -306,7 +297,7 @@ def _joint_options(conv: nnx.Module) -> Hashable:
         return None
     return (
         conv.reduce,
-        endpoint_sizes(conv.in_features),
+        base.endpoint_sizes(conv.in_features),
         conv.out_features,
         conv.self_weight,
         conv.use_bias,
@@ -339,10 +330,10 @@ class HeteroLinear(LinearOptions):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         """Make the maps."""
         check_sizes("in_features", self.in_features)
-        self.in_features = Sizes(self.in_features)
+        self.in_features = base.Sizes(self.in_features)
         # Initializers divide by the size, which is 0 for types without nodes or features.
         empty = factory._replace(kernel_init=nnx.initializers.zeros_init())
-        self.layers = Named(
+        self.layers = base.Named(
             {
                 name: (factory if size else empty).linear(size, self.out_features)
                 for name, size in self.in_features.items()
@@ -378,7 +369,7 @@ class HeteroLinear(LinearOptions):
         """
         if not isinstance(x_dict, Mapping):
             raise TypeError(f"x_dict must be a mapping by type, got {type(x_dict).__name__}")
-        check_types("x_dict", x_dict, self.in_features, note="; None stands for no features")
+        base.check_types("x_dict", x_dict, self.in_features, note="; None stands for no features")
         return {
             name: self._map(name, x_dict[name], positions)
             for name, positions in zip(self.in_features, places, strict=True)
@@ -390,12 +381,12 @@ class HeteroLinear(LinearOptions):
         if x is not None:
             x = as_array(f"x_dict[{name!r}]", x)
             rows = x.shape[0] if x.ndim else 0
-            x = check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
-            return linear(layer, x)
+            x = base.check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
+            return base.linear(layer, x)
         # One-hot features times a kernel are its rows.
         kernel = take(layer.kernel[...], positions)
         kernel = kernel if layer.dtype is None else kernel.astype(layer.dtype)
-        return finished(kernel, parameter_value(layer.bias))
+        return base.finished(kernel, base.parameter_value(layer.bias))
 
 
 class HeteroModel(LinearOptions):

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import DropoutKeys, Named, Stack, dropout_arguments
+from flax_layers import _base as base
 from flax_layers._declaration import Layer, check_options, option_values
 from flax_layers.graph import SAGEConv
 from flax_layers.graph_attention import GATConv, GATv2Conv, TransformerConv
@@ -58,7 +58,7 @@ class HeteroStack(Layer):
         check_instance("layers", layers, Mapping)
         for name, layer in layers.items():
             check_instance(f"layers[{name!r}]", layer, HeteroConv)
-        self.layers = Named(layers)  # type: ignore[attr-defined]  # an argument of this name
+        self.layers = base.Named(layers)  # type: ignore[attr-defined]  # an argument of this name
         rates = self.dropout_rate, self.input_dropout_rate
         self.dropout, self.input_dropout = (nnx.Dropout(rate, rngs=rngs) for rate in rates)
 
@@ -69,7 +69,7 @@ class HeteroStack(Layer):
         arguments: Mapping[EdgeType, Mapping[str, object]] | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> dict[str, Array]:
         """Apply the layers; arguments and errors are those of `HeteroConv`.
 
@@ -88,11 +88,11 @@ class HeteroStack(Layer):
         check_instance("x_dict", x_dict, Mapping)
         arguments = {} if arguments is None else arguments
         check_instance("arguments", arguments, Mapping)
-        layers: Named = self.layers  # type: ignore[attr-defined]  # see __post_init__
+        layers: base.Named = self.layers  # type: ignore[attr-defined]  # see __post_init__
         for key in arguments:
             if not any(key in layer.edge_types for layer in layers.members):
                 raise ValueError(f"arguments must be by edge types of the layers, got {key!r}")
-        dropout: Any = dropout_arguments(deterministic, rngs)
+        dropout: Any = base.dropout_arguments(deterministic, rngs)
         activate = getattr(jax.nn, self.hidden_activation)
         y: Any = {
             name: self.input_dropout(as_array(f"x_dict[{name!r}]", x), **dropout)
@@ -154,7 +154,7 @@ def to_hetero(
     """
     check_choice("reduce", reduce, get_args(Reduce))
     check_instance("in_features", in_features, Mapping)
-    stack = model if isinstance(model, Stack) else None
+    stack = model if isinstance(model, base.Stack) else None
     convolutions = [model] if stack is None else stack.convolutions
     if not isinstance(convolutions[0], PAIRED):
         raise TypeError(
@@ -192,7 +192,7 @@ def to_hetero(
         widths = {key[2]: conv.out_features for key in convs}
     if stack is None:
         return HeteroStack(layers, rngs=rngs)
-    uses_relu = type(stack)._activate is Stack._activate
+    uses_relu = type(stack)._activate is base.Stack._activate
     return HeteroStack(
         layers,
         hidden_activation="relu" if uses_relu else "elu",

@@ -8,14 +8,7 @@ from typing import Any
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    Activation,
-    Convolution,
-    TwoLayerStack,
-    aggregate_incidences,
-    check_activation,
-    check_vector,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, HypergraphNorm
 from jax_gnn.extend import Normalization, check_instance, take
@@ -35,7 +28,7 @@ class HGNNOptions(LinearOptions):
     num_hyperedges: int | None = None
 
 
-class HGNNConv(HGNNOptions, Convolution):
+class HGNNConv(HGNNOptions, base.Convolution):
     """Hypergraph convolution: ``G (X Theta + b)``.
 
     ``G`` is ``Dv^-1/2 H W De^-1 H^T Dv^-1/2`` with ``normalization="symmetric"`` (Feng et al.,
@@ -74,7 +67,7 @@ class HGNNConv(HGNNOptions, Convolution):
         incidence_weight: ArrayLike | None = None,
         hypergraph_norm: HypergraphNorm | None = None,
         *,
-        activation: Activation | None = None,
+        activation: base.Activation | None = None,
     ) -> Array:
         """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
@@ -89,7 +82,7 @@ class HGNNConv(HGNNOptions, Convolution):
                 normalization and the weights of hyperedges; None computes them.
             activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
         """
-        check_activation(activation)
+        base.check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
         weight = self._combined_weight(hypergraph, hyperedge_weight)
         factors: dict[str, Any]
@@ -106,12 +99,12 @@ class HGNNConv(HGNNOptions, Convolution):
         if incidence_weight is not None:
             if isinstance(hypergraph, HypergraphPart):
                 raise ValueError("incidence_weight must be None on a device's part, got some")
-            factors["incidence_weight"] = check_vector(
+            factors["incidence_weight"] = base.check_vector(
                 "incidence_weight", incidence_weight, "num_incidences", hypergraph.num_incidences
             )
 
         def aggregate(x: Array, **options: Any) -> Array:
-            return aggregate_incidences(hypergraph, x, **factors, **options)
+            return base.aggregate_incidences(hypergraph, x, **factors, **options)
 
         # With a bias, which comes before G, the order of G and Theta matters.
         if bias is None:
@@ -157,7 +150,7 @@ class HGNNPConv(HGNNConv):
     normalization: Normalization = field(default="row", init=False)
 
 
-class HGNN(HGNNOptions, TwoLayerStack):
+class HGNN(HGNNOptions, base.TwoLayerStack):
     """Hypergraph neural network: two `HGNNConv` by default, ReLU and dropout between them.
 
     The node classifier of Feng et al., "Hypergraph Neural Networks", AAAI 2019, section 4. Its call
@@ -172,7 +165,7 @@ class HGNN(HGNNOptions, TwoLayerStack):
     convolution = HGNNConv
 
 
-class HGNNP(HGNNOptions, TwoLayerStack):
+class HGNNP(HGNNOptions, base.TwoLayerStack):
     """HGNN+: two `HGNNPConv` by default, ReLU and dropout between them.
 
     Example:
@@ -192,4 +185,6 @@ def check_hyperedge_weight(
     """Check the shape of weights of hyperedges; None means ones."""
     if weight is None:
         return None
-    return check_vector("hyperedge_weight", weight, "num_hyperedges", hypergraph.num_hyperedges)
+    return base.check_vector(
+        "hyperedge_weight", weight, "num_hyperedges", hypergraph.num_hyperedges
+    )

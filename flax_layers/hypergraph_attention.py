@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from flax_layers import _base as base
 from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack, dots
-from flax_layers._base import DropoutKeys, Structure, check_features, dropout_arguments, finished
 from flax_layers._declaration import ParameterFactory
 from flax_layers.hypergraph import check_hyperedge_weight
 from jax_gnn import (
@@ -75,7 +75,7 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         hyperedge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
@@ -119,7 +119,7 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
         attention = self.attention_dropout(
             incidence_softmax(hypergraph, scores, self.softmax_by),
-            **dropout_arguments(deterministic, rngs),
+            **base.dropout_arguments(deterministic, rngs),
         )
         # Row normalization sums attention weights; with "ones" the degrees do not depend on them.
         scaling: dict[str, Any] = {"normalization": "row"}
@@ -133,11 +133,11 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
             incidence_weight=attention,
             **scaling,
         )
-        return finished(self._join(sums.reshape(y.shape)), bias)
+        return base.finished(self._join(sums.reshape(y.shape)), bias)
 
     def _hyperedge_features(self, hypergraph: Hypergraph, attr: ArrayLike, x: Array) -> Array:
         """Check the features of hyperedges and cast them to the dtype of x."""
-        attr = check_features(
+        attr = base.check_features(
             attr,
             hypergraph.num_hyperedges,
             self.in_features,
@@ -170,7 +170,7 @@ class HypergraphAttention(HypergraphAttentionOptions, AttentionStack):
     def _convolve(  # type: ignore[override]  # names arguments that Stack leaves open
         self,
         number: int,
-        graph: Structure,
+        graph: base.Structure,
         x: Array,
         hyperedge_weight: ArrayLike | None = None,
         hyperedge_features: ArrayLike | None = None,

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Stack, check_features, linear
+from flax_layers import _base as base
 from flax_layers._declaration import check_positive
 from flax_layers.gin import GIN
 from flax_layers.graph import GCN, SAGE, gcn_norm
@@ -36,7 +36,7 @@ ModuleState = nnx.State[Any, Any]
 
 
 def layerwise_inference(
-    model: Stack | HeteroModel,
+    model: base.Stack | HeteroModel,
     graph: Graph | RelationalGraph | HeteroGraph | PartFiles,
     x: ArrayLike | Mapping[str, ArrayLike] | None,
     *,
@@ -98,7 +98,7 @@ def layerwise_inference(
         rows = graph.join(x)
     if rows is not None:
         rows = rows if on_host else as_array("x", rows)
-        check_features(rows, edges.num_nodes, stack.in_features)
+        base.check_features(rows, edges.num_nodes, stack.in_features)
     values: dict[str, Any] = {
         name: array for name, array in edge_values.items() if array is not None
     }
@@ -241,7 +241,7 @@ def _apply_layer(
     is_final = number == model.num_layers
     convolve = model._convolve if is_final and model.output is None else model._convolve_and_relu
     y: Array = convolve(number, graph, x, **options)
-    return linear(model.output, y) if is_final and model.output is not None else y
+    return base.linear(model.output, y) if is_final and model.output is not None else y
 
 
 def _node_values(model: Any, graph: Any, edge_values: Values) -> Values:

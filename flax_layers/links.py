@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import DropoutCall, Stack, check_model, dropout_arguments, normalized
+from flax_layers import _base as base
 from flax_layers._declaration import (
     Layer,
     ParameterFactory,
@@ -47,7 +47,7 @@ class DistMult(nnx.Module):
     """
 
     def __call__(
-        self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
+        self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[base.DropoutCall]
     ) -> Array:
         """Return queries, of the shape of subjects and relations; `dropout` is ignored."""
         subjects, relations = _check_pair(subjects, relations)
@@ -66,7 +66,7 @@ class ComplEx(nnx.Module):
     """
 
     def __call__(
-        self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
+        self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[base.DropoutCall]
     ) -> Array:
         """Return queries, of the shape of subjects and relations; features must be even."""
         subjects, relations = _check_pair(subjects, relations)
@@ -127,7 +127,7 @@ class ConvE(ParameterLayer):
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
     def __call__(
-        self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
+        self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[base.DropoutCall]
     ) -> Array:
         """Return queries.
 
@@ -139,15 +139,15 @@ class ConvE(ParameterLayer):
         Returns:
             ``(*batch, features)``.
         """
-        dropout = dropout_arguments(**dropout)
+        dropout = base.dropout_arguments(**dropout)
         subjects, relations = _check_pair(subjects, relations, self.features)
         batch = subjects.shape[:-1]
         # Rows of the subject's image, then those of the relation's, as one channel.
         image = jnp.stack([subjects, relations], -2)
         image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
-        y = jax.nn.relu(normalized(self.norm1, self.convolution(image)))
+        y = jax.nn.relu(base.normalized(self.norm1, self.convolution(image)))
         y = self.dropout(y, **dropout).reshape(*batch, self.output.in_features)
-        return jax.nn.relu(normalized(self.norm2, self.dropout(self.output(y), **dropout)))
+        return jax.nn.relu(base.normalized(self.norm2, self.dropout(self.output(y), **dropout)))
 
 
 class LinkPredictor(Layer):
@@ -195,10 +195,10 @@ class LinkPredictor(Layer):
         check_options(self)
         encoder, decoder = self.encoder, self.decoder
         if encoder is not None:
-            check_model("encoder", encoder)
-        check_model("decoder", decoder)
+            base.check_model("encoder", encoder)
+        base.check_model("decoder", decoder)
         # Both are callable modules, so that only their classes tell a swap.
-        if isinstance(decoder, Stack) or isinstance(encoder, DistMult | ComplEx | ConvE):
+        if isinstance(decoder, base.Stack) or isinstance(encoder, DistMult | ComplEx | ConvE):
             raise TypeError(
                 "encoder must be a model of graphs, and decoder one of pairs, as DistMult is, got "
                 f"{type(encoder).__name__} and {type(decoder).__name__}"
@@ -212,7 +212,10 @@ class LinkPredictor(Layer):
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
 
     def encode(
-        self, graph: object, edge_weight: ArrayLike | None = None, **dropout: Unpack[DropoutCall]
+        self,
+        graph: object,
+        edge_weight: ArrayLike | None = None,
+        **dropout: Unpack[base.DropoutCall],
     ) -> tuple[Array, Array]:
         """Return the decoder's features of all nodes and relations.
 
@@ -224,7 +227,7 @@ class LinkPredictor(Layer):
         Returns:
             ``(num_nodes, features)`` and ``(num_relations, features)``.
         """
-        dropout = dropout_arguments(**dropout)
+        dropout = base.dropout_arguments(**dropout)
         nodes, relations = self.nodes[...], self.relations[...]
         if self.encoder is not None:
             options: dict[str, Any] = {**dropout}
@@ -242,7 +245,7 @@ class LinkPredictor(Layer):
         graph: object,
         queries: tuple[Ids, Ids],
         edge_weight: ArrayLike | None = None,
-        **dropout: Unpack[DropoutCall],
+        **dropout: Unpack[base.DropoutCall],
     ) -> Array:
         """Return scores of all nodes as objects: :meth:`encode`, then :meth:`scores`.
 
@@ -255,7 +258,7 @@ class LinkPredictor(Layer):
         Returns:
             ``(batch, num_nodes)``.
         """
-        dropout = dropout_arguments(**dropout)
+        dropout = base.dropout_arguments(**dropout)
         nodes, relations = self.encode(graph, edge_weight, **dropout)
         subjects, relation_ids = queries
         return self.scores(nodes, relations, subjects, relation_ids, **dropout)
@@ -266,7 +269,7 @@ class LinkPredictor(Layer):
         relations: ArrayLike,
         subjects: Ids,
         relation_ids: Ids,
-        **dropout: Unpack[DropoutCall],
+        **dropout: Unpack[base.DropoutCall],
     ) -> Array:
         """Return scores of all nodes as objects of given subjects and relations.
 

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import DropoutKeys, dropout_arguments, endpoint_sizes, linear, promote
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.norms import NodeBatchNorm, check_mask
 from jax_gnn.extend import as_array
@@ -71,7 +71,7 @@ class MLP(LinearOptions):
         *,
         mask: ArrayLike | None = None,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Apply the perceptron to each row.
 
@@ -94,15 +94,15 @@ class MLP(LinearOptions):
             raise ValueError(f"x must be (rows, ..., {self.features[0]}), got shape {y.shape}")
         if mask is not None:
             mask = check_mask("mask", mask, y.shape[0])
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         for number, layer in enumerate(self.layers[:-1]):
             # The ReLU is part of the product's kernel unless a norm comes between.
-            y = linear(layer, y, None if self.mlp_norm else "relu")
+            y = base.linear(layer, y, None if self.mlp_norm else "relu")
             if self.mlp_norm:
                 norm = self.norms[number]
                 y = jax.nn.relu(norm(mask, y, use_running_average=deterministic))
             y = self.dropout(y, **dropout)
-        return linear(self.layers[-1], y)
+        return base.linear(self.layers[-1], y)
 
 
 class InnerProductDecoder(nnx.Module):
@@ -139,15 +139,15 @@ class MLPDecoder(LinearOptions):
     hidden_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        features = [sum(endpoint_sizes(self.in_features)), self.hidden_features, 1]
+        features = [sum(base.endpoint_sizes(self.in_features)), self.hidden_features, 1]
         self.mlp = MLP(features, mlp_norm=None, **factory._asdict())
 
     def __call__(self, src: ArrayLike, dst: ArrayLike) -> Array:
         """Return the scores, ``(pairs,)``, of features of both ends, ``(pairs, in_features)``."""
         x, y = as_array("src", src), as_array("dst", dst)
-        pairs, sizes = x.shape[:-1], endpoint_sizes(self.in_features)
+        pairs, sizes = x.shape[:-1], base.endpoint_sizes(self.in_features)
         if not pairs or (x.shape, y.shape) != tuple((*pairs, size) for size in sizes):
             raise ValueError(
                 f"src and dst must be (pairs, {sizes}), got shapes {x.shape} and {y.shape}"
             )
-        return self.mlp(jnp.concatenate(promote((x, y), self.dtype), -1))[..., 0]
+        return self.mlp(jnp.concatenate(base.promote((x, y), self.dtype), -1))[..., 0]

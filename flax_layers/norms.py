@@ -14,7 +14,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import check_features, finished
+from flax_layers import _base as base
 from flax_layers._declaration import Layer, ParameterFactory, ParameterLayer, check_options
 from jax_gnn import Batch, segment_mean
 from jax_gnn.extend import (
@@ -33,7 +33,7 @@ GraphBatch = Batch[Any]
 def check_nodes(batch: GraphBatch, x: ArrayLike, in_features: int) -> Array:
     """Return features of a batch's nodes, ``(num_nodes, *batch, in_features)``; padding is 0."""
     check_instance("batch", batch, Batch)
-    rows = check_features(x, batch.graph_ids.shape[0], in_features)
+    rows = base.check_features(x, batch.graph_ids.shape[0], in_features)
     return jnp.where(row_wise(batch.node_mask, rows), rows, jnp.zeros((), rows.dtype))
 
 
@@ -158,7 +158,7 @@ class NodeBatchNorm(_Norm):
             return batch.node_mask, *operands  # type: ignore[union-attr]
         rows = as_array("x", x)
         count = rows.shape[0] if rows.ndim else 0
-        check_features(rows, count, self.num_features)
+        base.check_features(rows, count, self.num_features)
         mask = jnp.ones(count, bool)
         batch = self.is_node if batch is None else batch
         if batch is not None:  # padding is 0, so that sums need no mask
@@ -173,7 +173,7 @@ def _standardize(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -
     dtype = accumulator_dtype(x.dtype)
     factor = jax.lax.rsqrt(var) * scale.astype(dtype)
     mean, factor = mean.astype(x.dtype), factor.astype(x.dtype)
-    return finished((x - feature_wise(mean, x)) * feature_wise(factor, x), bias)
+    return base.finished((x - feature_wise(mean, x)) * feature_wise(factor, x), bias)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
@@ -247,7 +247,7 @@ class _GraphNorm(_Norm):
         x, scale, bias = self._operands(batch, x)
         # Half types may not hold squares.
         y = self._normalized(batch, x.astype(accumulator_dtype(x.dtype))).astype(x.dtype)
-        return finished(feature_wise(scale, x) * y, bias)
+        return base.finished(feature_wise(scale, x) * y, bias)
 
     def _normalized(self, batch: GraphBatch, x: Array) -> Array:
         """Return rows of mean 0 and variance 1."""

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import NodeFeatures, endpoint_sizes, inverse_root
+from flax_layers import _base as base
 from flax_layers._declaration import ParameterFactory
 from flax_layers.attention_layers import softmax_with_self
 from flax_layers.edge_layers import check_same_width, joined, reduced
@@ -78,7 +78,7 @@ class CFConv(ProgramLayer):
     _program = staticmethod(_cf)
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
-        self, graph: Graph, x: NodeFeatures, edge_features: ArrayLike, *, distance: ArrayLike
+        self, graph: Graph, x: base.NodeFeatures, edge_features: ArrayLike, *, distance: ArrayLike
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -114,7 +114,7 @@ def _egnn(
     square = jnp.sum(difference**2, -1, keepdims=True)
     m = message(joined(g.dst(x_dst), g.src(x_src), square.astype(x_dst.dtype), edge_features))
     m = jax.nn.silu(m)
-    step = difference * inverse_root(square) if unit_differences else difference
+    step = difference * base.inverse_root(square) if unit_differences else difference
     size = (jax.nn.silu(shift(m)) @ shift_kernel).astype(step.dtype)
     y = update(joined(x_dst, g.sum(m)))
     return x_dst + y if residual and y.shape == x_dst.shape else y, pos_dst + g.mean(step * size)
@@ -158,8 +158,8 @@ class EGNNConv(ProgramLayer):
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self,
         graph: Graph,
-        x: NodeFeatures,
-        pos: NodeFeatures,
+        x: base.NodeFeatures,
+        pos: base.NodeFeatures,
         edge_features: ArrayLike | None = None,
     ) -> tuple[Array, Array]:
         """Return new features, ``(num_dst, *batch, out_features)``, and positions.
@@ -241,7 +241,7 @@ class PaiNNConv(ProgramLayer):
     _program = staticmethod(_painn)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        for size in endpoint_sizes(self.in_features):
+        for size in base.endpoint_sizes(self.in_features):
             check_same_width(self, "both ends", size)
         super()._make_parameters(factory)
 
@@ -250,7 +250,7 @@ class PaiNNConv(ProgramLayer):
         return super()._widths() | sizes | {"num_basis": self.num_basis}
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
-        self, graph: Graph, x: NodeFeatures, vectors: NodeFeatures, pos: NodeFeatures
+        self, graph: Graph, x: base.NodeFeatures, vectors: base.NodeFeatures, pos: base.NodeFeatures
     ) -> tuple[Array, Array]:
         """Return new features, ``(num_dst, *batch, out_features)``, and vectors.
 
@@ -273,7 +273,7 @@ class _PointLayer(ProgramLayer):
         return super()._widths() | {"dimensions": self.dimensions}
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
-        self, graph: Graph, x: NodeFeatures, pos: NodeFeatures
+        self, graph: Graph, x: base.NodeFeatures, pos: base.NodeFeatures
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 

@@ -21,20 +21,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    AnyGraph,
-    DropoutKeys,
-    NodeFeatures,
-    Sizes,
-    Stack,
-    check_destinations_are_sources,
-    destination_rows,
-    endpoint_sizes,
-    num_rows,
-    parameter_value,
-    promoted_dtype,
-    source_rows,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.relational import check_relations
 from jax_gnn import Batch, Edge, Global, Graph, Hypergraph, Node, RelationalGraph, program
@@ -94,7 +81,7 @@ class Axes(NamedTuple):
 
     def value(self, parameter: Any) -> Array | None:
         """Return what the program gets: the array, or None."""
-        return parameter_value(parameter)
+        return base.parameter_value(parameter)
 
 
 class DenseAxes(NamedTuple):
@@ -130,7 +117,7 @@ class DenseAxes(NamedTuple):
             return None
         if self.copies is not None:
             return [self._replace(copies=None).value(perceptron) for perceptron in maps]
-        parts = [(layer.kernel[...], parameter_value(layer.bias)) for layer in maps]
+        parts = [(layer.kernel[...], base.parameter_value(layer.bias)) for layer in maps]
         return Perceptron(parts, self.activation)
 
 
@@ -220,7 +207,7 @@ class Perceptron:
 
 
 def dropout_key(
-    dropout: nnx.Dropout, deterministic: bool | None, rngs: DropoutKeys
+    dropout: nnx.Dropout, deterministic: bool | None, rngs: base.DropoutKeys
 ) -> Array | None:
     """Return the key of an `EdgeDropout`; None if nothing is dropped."""
     if dropout.rate == 0 or (dropout.deterministic if deterministic is None else deterministic):
@@ -351,7 +338,7 @@ class ProgramLayer(LinearOptions):
 
     def _widths(self) -> dict[str, int | None]:
         """Return the widths by name, further ones in a subclass."""
-        src, dst = endpoint_sizes(self.in_features)
+        src, dst = base.endpoint_sizes(self.in_features)
         edge = getattr(self, "edge_in_features", None)
         widths = {"src": src, "dst": dst, "edge": edge, "out": self.out_features}
         if hasattr(self, "mlp_features"):
@@ -364,7 +351,7 @@ class ProgramLayer(LinearOptions):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         """Make the parameters that the program's arguments declare."""
-        endpoint_sizes(self.in_features)
+        base.endpoint_sizes(self.in_features)
         for name, declared in _signature_of(self._program).parameters.items():
             setattr(self, name, declared.make(name, self, factory, self._widths()))
         self.dropout = nnx.Dropout(self._dropout_rate(), rngs=factory.rngs)
@@ -372,11 +359,11 @@ class ProgramLayer(LinearOptions):
     def __call__(
         self,
         graph: ProgramGraph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
         **inputs: Any,
     ) -> Any:
         """Run the program.
@@ -445,7 +432,7 @@ class ProgramLayer(LinearOptions):
         graph: Any = structure
         if isinstance(structure, Batch | Hypergraph):
             graph = structure.graph
-            check_instance("graph.graph", graph, AnyGraph)
+            check_instance("graph.graph", graph, base.AnyGraph)
         if isinstance(structure, Hypergraph):  # hyperedges are no nodes
             values = {
                 name: (value, None)
@@ -491,7 +478,7 @@ class ProgramLayer(LinearOptions):
         }
         exact = {name for name, declared in signature.rows.items() if declared.exact}
         others = [row for name, row in rows.items() if row is not None and name not in exact]
-        dtype = promoted_dtype(*others, *jax.tree.leaves(parameters), dtype=self.dtype)
+        dtype = base.promoted_dtype(*others, *jax.tree.leaves(parameters), dtype=self.dtype)
         wide = dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
         promoted = {
             name: None if row is None else row.astype(wide if name in exact else dtype)
@@ -549,12 +536,12 @@ def _endpoint_rows(
         raise ValueError(
             f"{name} must be a pair for rows of {shapes[0]} and {shapes[1]}, got {described(value)}"
         )
-    if num_rows(graph) == graph.num_dst:
+    if base.num_rows(graph) == graph.num_dst:
         rows = _checked(name, value, "num_nodes", graph.num_dst, present[0])
     else:
-        check_destinations_are_sources(graph)
+        base.check_destinations_are_sources(graph)
         rows = _checked(name, value, *ends[0], present[0])
-    return source_rows(graph, rows), destination_rows(graph, rows)
+    return base.source_rows(graph, rows), base.destination_rows(graph, rows)
 
 
 def _checked(name: str, value: Any, rows_name: str, rows: int, shape: tuple[int, ...]) -> Array:
@@ -642,11 +629,11 @@ class ProgramConv(ProgramOptions, ProgramLayer):
         if self.widths is not None:
             check_instance("widths", self.widths, Mapping)
             check_positive(**{f"widths[{name!r}]": size for name, size in self.widths.items()})
-            self.widths = Sizes(self.widths)
+            self.widths = base.Sizes(self.widths)
         super()._make_parameters(factory)
 
 
-class ProgramModel(ProgramOptions, Stack):
+class ProgramModel(ProgramOptions, base.Stack):
     """Model of three `ProgramConv` by default, all of one program.
 
     Its call takes the arguments of `ProgramConv`'s.

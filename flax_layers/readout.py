@@ -15,14 +15,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    DropoutKeys,
-    dropout_arguments,
-    finished,
-    kept_options,
-    linear,
-    linear_options,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import ParameterFactory, ParameterLayer, check_positive
 from flax_layers.edge_layers import GINE, PNA, GatedGCN
 from flax_layers.gin import GIN, GINBlock
@@ -132,7 +125,7 @@ class AttentionReadout(_Readout):
 
 
 def _map_nodes(module: NodeMap, x: Array) -> Array:
-    return linear(module, x) if type(module) is nnx.Linear else module(x)
+    return base.linear(module, x) if type(module) is nnx.Linear else module(x)
 
 
 class Set2Set(_Readout):
@@ -173,7 +166,7 @@ class Set2Set(_Readout):
         cell = query = context = jnp.zeros((size, self.in_features), x.dtype)
         for _ in range(self.num_steps):
             gates = jnp.concatenate([query, context], -1) @ kernel + query @ recurrent
-            i, f, g, o = jnp.split(finished(gates, bias), 4, -1)
+            i, f, g, o = jnp.split(base.finished(gates, bias), 4, -1)
             cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             query = jax.nn.sigmoid(o) * jnp.tanh(cell)
             scores = jnp.sum(x * take(query, ids), -1, keepdims=True)
@@ -281,7 +274,7 @@ class _Classifier(ParameterLayer):
         edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Compute one row of outputs (logits) per graph.
 
@@ -299,7 +292,7 @@ class _Classifier(ParameterLayer):
         """
         edges = () if edge_features is None else (edge_features,)
         rows = check_nodes(batch, x, self.in_features)
-        return self._classify(batch, rows, *edges, **dropout_arguments(deterministic, rngs))
+        return self._classify(batch, rows, *edges, **base.dropout_arguments(deterministic, rngs))
 
     def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         """Return the logits for checked features; `dropout` are `dropout_arguments`."""
@@ -349,7 +342,7 @@ class GINClassifier(_Classifier):
         for block in self.blocks:
             layers.append(block._apply(batch, layers[-1], dropout.get("deterministic")))
         scores = (
-            self.dropout(linear(head, readout(batch, y, self.graph_reduce)), **dropout)
+            self.dropout(base.linear(head, readout(batch, y, self.graph_reduce)), **dropout)
             for head, y in zip(self.heads, layers, strict=True)
         )
         return functools.reduce(operator.add, scores)
@@ -407,7 +400,7 @@ class GraphClassifier(_Classifier):
         shared: Any = {"num_layers": num_layers, "dropout_rate": dropout_rate, "rngs": rngs}
         self.stack = kind(*widths, **shared, **options)
         self.output = nnx.Linear(
-            hidden_features, out_features, rngs=rngs, **linear_options(options)
+            hidden_features, out_features, rngs=rngs, **base.linear_options(options)
         )
         self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
         self.layers: Layers = layers
@@ -417,11 +410,11 @@ class GraphClassifier(_Classifier):
         self.out_features = out_features
         self.num_layers = num_layers
         self.dropout_rate = dropout_rate
-        self.options = kept_options(options)
+        self.options = base.kept_options(options)
 
     def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         # The stack's last convolution has no activation, so the ReLU is applied here.
         mask = {"node_mask": batch.node_mask} if isinstance(self.stack, GIN) else {}
         y = self.stack(batch.graph, x, *edges, **mask, **dropout)
         y = readout(batch, jax.nn.relu(y), self.graph_reduce)
-        return linear(self.output, self.dropout(y, **dropout))
+        return base.linear(self.output, self.dropout(y, **dropout))

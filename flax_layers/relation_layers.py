@@ -11,15 +11,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from flax_layers import _base as base
 from flax_layers._attention import AttentionOptions, AttentionStack, MultiHead, attention_init
-from flax_layers._base import (
-    DropoutKeys,
-    NodeFeatures,
-    check_sources,
-    dropout_arguments,
-    endpoint_sizes,
-    unit_rows,
-)
 from flax_layers._declaration import ParameterFactory
 from flax_layers.edge_layers import joined, summed
 from flax_layers.program_conv import ProgramLayer, axes, dense
@@ -120,7 +113,7 @@ class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         self._check_heads()
         self.has_ends = isinstance(self.in_features, tuple)
-        width = endpoint_sizes(self.in_features)[1]
+        width = base.endpoint_sizes(self.in_features)[1]
         self.maps_residual = self.residual and width != self._width
         super()._make_parameters(factory)
 
@@ -137,12 +130,12 @@ class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer):
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self,
         graph: RelationalGraph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         attention: ArrayLike | None = None,
         *,
         return_attention: bool = False,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Any:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -189,7 +182,7 @@ class SimpleHGN(SimpleHGNOptions, AttentionStack):
         x: ArrayLike,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Compute one row of outputs (logits) per node.
 
@@ -200,7 +193,7 @@ class SimpleHGN(SimpleHGNOptions, AttentionStack):
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
         structures = [structure for structure, _, _ in self._calls(graph, (), {})]
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         y, attention = self._input(x, **dropout), None
         for number, (structure, conv) in enumerate(
             zip(structures, self.convolutions, strict=True), start=1
@@ -210,7 +203,7 @@ class SimpleHGN(SimpleHGNOptions, AttentionStack):
             y, attention = conv(structure, y, previous, return_attention=True, **dropout)
             if not is_last:
                 y = self.dropout(jax.nn.elu(y), **dropout)
-        return unit_rows(y) if self.l2_normalize else y
+        return base.unit_rows(y) if self.l2_normalize else y
 
     __call__ = takes_hetero(_call)
 
@@ -316,7 +309,7 @@ class HEATConv(HEATOptions, MultiHead, ProgramLayer):
         *,
         node_types: ArrayLike | None = None,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -332,7 +325,7 @@ class HEATConv(HEATOptions, MultiHead, ProgramLayer):
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
         check_instance("graph", graph, RelationalGraph)
-        features = check_sources(graph, x, self.in_features)
+        features = base.check_sources(graph, x, self.in_features)
         if node_types is None:
             node_types = getattr(graph, "node_types", None)
         if node_types is None and (sizes := graph.node_type_sizes) is not None:
@@ -426,7 +419,7 @@ class FiLMConv(ProgramLayer):
         return super()._widths() | sizes
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
-        self, graph: RelationalGraph, x: NodeFeatures
+        self, graph: RelationalGraph, x: base.NodeFeatures
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 

@@ -16,21 +16,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import (
-    DropoutCall,
-    NodeFeatures,
-    TwoLayerStack,
-    check_destinations_are_sources,
-    check_edge_weight,
-    check_endpoint_features,
-    check_features,
-    destination_rows,
-    finished,
-    num_rows,
-    parameter_value,
-    product,
-    source_rows,
-)
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, relational_lookup
 from jax_gnn.extend import check_instance, take
@@ -163,7 +149,7 @@ class RGCNConv(RGCNOptions):
     def __call__(
         self,
         graph: RelationalGraph,
-        x: NodeFeatures | None = None,
+        x: base.NodeFeatures | None = None,
         edge_weight: ArrayLike | None = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
@@ -178,27 +164,27 @@ class RGCNConv(RGCNOptions):
                 factors; for a graph that does not change, those of :meth:`factors`, computed once.
         """
         self._check_graph(graph)
-        weight = check_edge_weight(graph, edge_weight)
+        weight = base.check_edge_weight(graph, edge_weight)
         if edge_weight is None:
             weight = self.factors(graph)
         # Rows of the destinations, for W_0.
         dst = None
         if isinstance(x, tuple) or (x is not None and self.self_weight):
             sizes = self.in_features, self.in_features
-            x, dst = check_endpoint_features(graph, x, *sizes, with_halo=False)
+            x, dst = base.check_endpoint_features(graph, x, *sizes, with_halo=False)
         elif x is not None:
-            x = check_features(x, num_rows(graph), self.in_features, rows_name="num_src")
+            x = base.check_features(x, base.num_rows(graph), self.in_features, rows_name="num_src")
         elif (sources := _num_one_hot(graph)) != self.in_features:
             raise ValueError(
                 f"graph must have in_features = {self.in_features} sources where there is no x, "
                 f"got {sources}"
             )
         elif self.self_weight:
-            check_destinations_are_sources(graph)
+            base.check_destinations_are_sources(graph)
         if x is None and self.num_blocks is not None:
             raise ValueError("x must be given for block-diagonal weights, got None")
         params = self.kernel, self.coefficients, self.own, self.bias
-        operands: Any = (x, dst, *map(parameter_value, params))
+        operands: Any = (x, dst, *map(base.parameter_value, params))
         src, dst, kernel, coefficients, self_kernel, bias = dtypes.promote_dtype(
             operands, dtype=self.dtype
         )
@@ -219,10 +205,10 @@ class RGCNConv(RGCNOptions):
             y = self._sum_over_edges(graph, src, weight, kernel, coefficients)
         if self_kernel is not None and (in_blocks or not graph.self_relation):
             if x is None:  # one-hot features select rows
-                y = y + destination_rows(graph, self_kernel)
+                y = y + base.destination_rows(graph, self_kernel)
             else:
-                y = y + product(dst, self_kernel, self.precision)
-        return finished(y, bias)
+                y = y + base.product(dst, self_kernel, self.precision)
+        return base.finished(y, bias)
 
     def _check_graph(self, graph: RelationalGraph) -> None:
         """Raise ValueError for a graph with other relations than the layer's."""
@@ -262,7 +248,7 @@ class RGCNConv(RGCNOptions):
         """Sum messages by block-diagonal weights, whose blocks are a batch of products."""
         if graph.self_relation:  # its weight is not block-diagonal, and is added afterwards
             kernel = jnp.pad(kernel, ((0, 1), (0, 0), (0, 0), (0, 0)))
-        x, count = source_rows(graph, x), kernel.shape[1]
+        x, count = base.source_rows(graph, x), kernel.shape[1]
 
         def aggregate_block(x: Array, kernel: Array) -> Array:
             return relational_aggregate(graph, x, kernel, weight, precision=self.precision)
@@ -334,7 +320,7 @@ def over_batch(function: Callable[..., Array], *arrays: Array) -> Array:
     return y.reshape(y.shape[0], *batch, y.shape[-1])
 
 
-class RGCN(RGCNOptions, TwoLayerStack):
+class RGCN(RGCNOptions, base.TwoLayerStack):
     """Relational graph convolutional network: two `RGCNConv` by default.
 
     Its call takes the arguments of `RGCNConv`'s; factors of edges are computed once. For nodes
@@ -355,7 +341,7 @@ class RGCN(RGCNOptions, TwoLayerStack):
         graph: RelationalGraph | Blocks,
         x: ArrayLike | None = None,
         edge_weight: ArrayLike | tuple[ArrayLike, ...] | None = None,
-        **dropout: Unpack[DropoutCall],
+        **dropout: Unpack[base.DropoutCall],
     ) -> Array:
         """Compute one row of outputs (logits) per node.
 
@@ -373,5 +359,5 @@ class RGCN(RGCNOptions, TwoLayerStack):
                 edge_weight = self.convolutions[0].factors(graph)
         return super().__call__(graph, x, edge_weight, **dropout)
 
-    def _input(self, x: ArrayLike | None, **dropout: Unpack[DropoutCall]) -> Array | None:
+    def _input(self, x: ArrayLike | None, **dropout: Unpack[base.DropoutCall]) -> Array | None:
         return None if x is None else super()._input(x, **dropout)

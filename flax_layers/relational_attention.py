@@ -15,34 +15,13 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from flax_layers import _base as base
 from flax_layers._attention import (
     AttentionOptions,
     AttentionStack,
     MultiHead,
     dots,
     dropout_mask,
-)
-from flax_layers._base import (
-    DropoutCall,
-    DropoutKeys,
-    Named,
-    NodeFeatures,
-    Sizes,
-    Structure,
-    TwoLayerStack,
-    check_endpoint_features,
-    check_features,
-    check_heads,
-    check_types,
-    destination_rows,
-    dropout_arguments,
-    endpoint_values,
-    finished,
-    matmul_with_segmented_gradient,
-    num_rows,
-    parameter_value,
-    product,
-    source_rows,
 )
 from flax_layers._declaration import (
     LinearOptions,
@@ -78,7 +57,7 @@ T = TypeVar("T")
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
 Method = Literal["auto", "source_pairs", "destination_pairs"]
-TypedFeatures = NodeFeatures | Mapping[str, ArrayLike]
+TypedFeatures = base.NodeFeatures | Mapping[str, ArrayLike]
 """Features of nodes, or by node type."""
 
 
@@ -157,7 +136,7 @@ class RGATConv(RGATOptions, MultiHead):
             dtype: Dtype of the computation; None means the layer's, or that of the parameters.
         """
         params = self.kernel, self.coefficients, self.dst_attention, self.src_attention
-        values: Any = tuple(map(parameter_value, params))
+        values: Any = tuple(map(base.parameter_value, params))
         kernel, coefficients, dst, src = dtypes.promote_dtype(values, dtype=dtype or self.dtype)
         if coefficients is not None:
             # Weights are mixed from bases once, and scores use the products of weights and vectors.
@@ -170,12 +149,12 @@ class RGATConv(RGATOptions, MultiHead):
     def __call__(
         self,
         graph: RelationalGraph,
-        x: NodeFeatures,
+        x: base.NodeFeatures,
         edge_features: ArrayLike | None = None,
         *,
         folded: RGATWeights | None = None,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
@@ -191,7 +170,7 @@ class RGATConv(RGATOptions, MultiHead):
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
         check_relations(graph, self.num_relations)
-        src, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
+        src, dst = base.check_endpoint_features(graph, x, self.in_features, self.in_features)
         endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
         if (edge_features is None) != (self.edge_in_features is None):
             state = "none" if edge_features is None else "some"
@@ -206,7 +185,7 @@ class RGATConv(RGATOptions, MultiHead):
         edge_bias = None
         if edge_features is not None:
             edge_bias = self._edge_scores(graph, edge_features, endpoints[0].dtype)
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
         # One mask for any method, as it belongs to edges in the graph's order.
         edge_scale = dropout_mask(self.attention_dropout, graph.num_edges, self.heads, dropout)
 
@@ -229,12 +208,12 @@ class RGATConv(RGATOptions, MultiHead):
         y = over_batch(attend, *endpoints)
         if not self.concat:
             y = self._split(y).mean(axis=-2)
-        return finished(y, parameter_value(self.bias))
+        return base.finished(y, base.parameter_value(self.bias))
 
     def _edge_scores(self, graph: RelationalGraph, attr: ArrayLike, dtype: DTypeLike) -> Array:
         """Return scores of edges, ``(num_edges, heads)``, by a product as wide as the heads."""
         assert self.edge_in_features is not None
-        x = check_features(
+        x = base.check_features(
             attr, graph.num_edges, self.edge_in_features, "edge_features", "num_edges"
         )
         if x.ndim != 2:
@@ -243,7 +222,7 @@ class RGATConv(RGATOptions, MultiHead):
             )
         kernel = self._split(self.edge_kernel[...].astype(dtype))
         head_kernel = dots(kernel, self.edge_attention[...].astype(dtype))
-        return product(x.astype(dtype), head_kernel, self.precision)
+        return base.product(x.astype(dtype), head_kernel, self.precision)
 
 
 NodeTypeId = str | int
@@ -323,13 +302,13 @@ class HGTConv(HGTOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_heads(self.heads, self.out_features)
+        base.check_heads(self.heads, self.out_features)
         self.type_names = _type_names(self.node_types)
         self.widths = widths = _widths(self.in_features, self.type_names)
         self.ends = _endpoint_types(self.relation_ends, self.type_names, self.num_relations)
         # Static attributes must be hashable.
         if isinstance(self.in_features, Mapping):
-            self.in_features = Sizes(self.in_features)
+            self.in_features = base.Sizes(self.in_features)
         if not isinstance(self.node_types, int):
             self.node_types = self.type_names
         count, width = len(self.type_names), self.out_features
@@ -339,7 +318,7 @@ class HGTConv(HGTOptions):
             if self._has_one_width:
                 return factory.kernel(count, widths[0], width)
             pairs = zip(self.type_names, widths, strict=True)
-            return Named({name: factory.kernel(size, width) for name, size in pairs})
+            return base.Named({name: factory.kernel(size, width) for name, size in pairs})
 
         self.key, self.query, self.value = type_maps(), type_maps(), type_maps()
         self.key_bias = factory.bias(count, width)
@@ -372,7 +351,7 @@ class HGTConv(HGTOptions):
         names = ["attention", "message", "prior"]
         roles = ("key", "value", "query") if self._has_one_width else ()
         names += [name for role in roles for name in (role, f"{role}_bias")]
-        params: Any = tuple(parameter_value(getattr(self, name)) for name in names)
+        params: Any = tuple(base.parameter_value(getattr(self, name)) for name in names)
         params = dtypes.promote_dtype(params, dtype=dtype or self.dtype)
         attention, message, prior = params[:3]
         if not roles:
@@ -460,14 +439,14 @@ class HGTConv(HGTOptions):
             if not self._has_one_width:
                 widths = dict(self.in_features) if isinstance(self.in_features, Mapping) else {}
                 raise ValueError(f"x must be by type, as in_features={widths} are, got an array")
-            src, dst = check_endpoint_features(graph, x, self.widths[0], self.widths[0])
+            src, dst = base.check_endpoint_features(graph, x, self.widths[0], self.widths[0])
             return self._of_one_width(graph, src, dst, dst_types, folded)
         by_type = self._check_by_type(x, src_types.sizes)
         if self._has_one_width:
             # Types of one width are one array, whose keys and values are mapped by pair.
             src = src_types.joined([*by_type.values()])
-            dst = destination_rows(graph, src)
-            y = self._of_one_width(graph, source_rows(graph, src), dst, dst_types, folded)
+            dst = base.destination_rows(graph, src)
+            y = self._of_one_width(graph, base.source_rows(graph, src), dst, dst_types, folded)
         else:
             y = self._of_widths(graph, by_type, src_types, dst_types, folded)
         return y if node_types is not None else _by_type(y, self.type_names, src_types.sizes)
@@ -493,10 +472,10 @@ class HGTConv(HGTOptions):
         self, graph: RelationalGraph, node_types: ArrayLike | tuple[ArrayLike, ...] | None
     ) -> list[_NodeTypes]:
         """Return the types of sources and of destinations."""
-        count, rows = len(self.type_names), num_rows(graph)
+        count, rows = len(self.type_names), base.num_rows(graph)
         if node_types is not None:
             self._check_names(graph)
-            ids = endpoint_values("node_types", node_types, graph)
+            ids = base.endpoint_values("node_types", node_types, graph)
             return [_NodeTypes((rows,) * count, rows, as_ids("node_types", x)) for x in ids]
         if graph.num_src == graph.num_dst:
             return [_NodeTypes(self.sizes(graph), graph.num_src)] * 2
@@ -537,13 +516,15 @@ class HGTConv(HGTOptions):
     ) -> dict[str, Array]:
         """Check features by node type; types without nodes get empty arrays."""
         empty = [name for name, size in zip(self.type_names, sizes, strict=True) if size == 0]
-        check_types("x", x, self.type_names, optional=empty, note=", which has nodes")
+        base.check_types("x", x, self.type_names, optional=empty, note=", which has nodes")
         features: dict[str, Array] = {}
         batch = next((as_array(f"x[{name!r}]", x[name]).shape[1:-1] for name in x), ())
         for name, size, width in zip(self.type_names, sizes, self.widths, strict=True):
             if name in x:
                 rows_name = f"nodes of type {name!r}"
-                features[name] = check_features(x[name], size, width, f"x[{name!r}]", rows_name)
+                features[name] = base.check_features(
+                    x[name], size, width, f"x[{name!r}]", rows_name
+                )
                 if features[name].shape[1:-1] != batch:
                     raise ValueError(
                         f"all of x must have the same batch axes, {batch}, got shape "
@@ -569,7 +550,7 @@ class HGTConv(HGTOptions):
         folds_query = folded is not None and self._folds_query_into_key
         endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
         folded = self._fold(*endpoints) if folded is None else folded
-        operands = endpoints, self.query[...], parameter_value(self.query_bias), folded
+        operands = endpoints, self.query[...], base.parameter_value(self.query_bias), folded
         endpoints, query, bias, weights = _promote(operands, self.dtype)
 
         def attend(src: Array, dst: Array | None = None) -> Array:
@@ -599,7 +580,7 @@ class HGTConv(HGTOptions):
         params = [
             (
                 [getattr(self, role)[name][...] for name in self.type_names],
-                parameter_value(getattr(self, f"{role}_bias")),
+                base.parameter_value(getattr(self, f"{role}_bias")),
             )
             for role in ("key", "value", "query")
         ]
@@ -612,7 +593,7 @@ class HGTConv(HGTOptions):
         def map_by_type(x: list[Array], types: _NodeTypes, kernels: Any, bias: Any) -> Array:
             biases = [None] * len(x) if bias is None else bias
             maps = zip(x, kernels, biases, strict=True)
-            return types.joined([product(x, w, self.precision, bias=b) for x, w, b in maps])
+            return types.joined([base.product(x, w, self.precision, bias=b) for x, w, b in maps])
 
         def attend(key: Array, value: Array, query: Array, skip: Array) -> Array:
             return self._finish(self._attend(graph, query, key, value, weights), skip, dst_types)
@@ -623,7 +604,9 @@ class HGTConv(HGTOptions):
                 return rows
             return jnp.zeros((*rows.shape[:-1], self.out_features), rows.dtype)
 
-        key, value = (source_rows(graph, map_by_type(src, src_types, *maps)) for maps in params[:2])
+        key, value = (
+            base.source_rows(graph, map_by_type(src, src_types, *maps)) for maps in params[:2]
+        )
         query, skip = map_by_type(dst, dst_types, *params[2]), map(skip_input, dst)
         return over_batch(attend, key, value, query, dst_types.joined([*skip]))
 
@@ -647,7 +630,7 @@ class HGTConv(HGTOptions):
 
     def _finish(self, y: Array, x: Array | None, types: _NodeTypes) -> Array:
         """Apply GELU, the map by type, and the skip connection from x to types as wide as it."""
-        params = self.output[...], parameter_value(self.output_bias), self.skip[...]
+        params = self.output[...], base.parameter_value(self.output_bias), self.skip[...]
         y, x, output, bias, skip = _promote((y, x, *params), y.dtype)
         y = types.product(y * _normal_cdf(y), output, bias, self.precision)
         if x is None:
@@ -713,8 +696,8 @@ class _NodeTypes(NamedTuple):
         """Apply the map of each node's type."""
         if len(kernel) == 1:
             # XLA fuses this product with operations on its rows, in both directions.
-            y = matmul_with_segmented_gradient(x, kernel[0], precision)
-            return finished(y, None if bias is None else bias[0])
+            y = base.matmul_with_segmented_gradient(x, kernel[0], precision)
+            return base.finished(y, None if bias is None else bias[0])
         plan = TypePlan(jnp.array(self.sizes, jnp.int32))
         if self.ids is not None:
             # Rows are sorted by type for a segmented product, and sorted back.
@@ -784,7 +767,7 @@ def _widths(in_features: int | Mapping[str, int], names: tuple[str, ...]) -> tup
     if not isinstance(in_features, Mapping):
         check_positive(in_features=in_features)
         return (in_features,) * len(names)
-    check_types("in_features", in_features, names)
+    base.check_types("in_features", in_features, names)
     for name in names:
         check_positive(**{f"in_features[{name!r}]": in_features[name]})
     return tuple(in_features[name] for name in names)
@@ -846,7 +829,7 @@ class RGAT(RGATOptions, AttentionStack):
     __call__ = takes_hetero(AttentionStack.__call__)
 
 
-class HGT(HGTOptions, TwoLayerStack):
+class HGT(HGTOptions, base.TwoLayerStack):
     """Heterogeneous graph transformer: two `HGTConv` by default, dropout, and a linear map.
 
     All convolutions have `hidden_features`. Between them is dropout without a ReLU, as each has a
@@ -919,14 +902,14 @@ class HGT(HGTOptions, TwoLayerStack):
     def _activate(self, y: Array) -> Array:
         return y
 
-    def _input(self, x: TypedFeatures, **dropout: Unpack[DropoutCall]) -> Any:
+    def _input(self, x: TypedFeatures, **dropout: Unpack[base.DropoutCall]) -> Any:
         if not isinstance(x, Mapping):
             return super()._input(x, **dropout)
         features = {name: as_array(f"x[{name!r}]", rows) for name, rows in x.items()}
         return {name: super(HGT, self)._input(rows, **dropout) for name, rows in features.items()}
 
     def _convolve(
-        self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
+        self, number: int, graph: base.Structure, x: Array, *arguments: object, **named: object
     ) -> Array:
         y = super()._convolve(number, graph, x, *arguments, **named)
         if not isinstance(y, dict):

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import linear
+from flax_layers import _base as base
 from flax_layers._declaration import ParameterFactory
 from flax_layers.norms import check_nodes
 from flax_layers.point_layers import CFConv, shifted_softplus
@@ -100,9 +100,9 @@ class SchNet(_Classifier):
         h = jnp.where(is_element, rows, jnp.where(numbers == 0, 0, jnp.nan)).astype(dtype)
         for conv, last in zip(self.convs, self.maps, strict=True):
             y = conv(batch.graph, h, basis, distance=distance)
-            h = h + linear(last, shifted_softplus(y))
-        hidden = shifted_softplus(linear(self.hidden, h))
-        y = linear(self.output, self.dropout(hidden, **dropout))
+            h = h + base.linear(last, shifted_softplus(y))
+        hidden = shifted_softplus(base.linear(self.hidden, h))
+        y = base.linear(self.output, self.dropout(hidden, **dropout))
         return readout(batch, y, self.graph_reduce)
 
     def forces(self, batch: Batch[Graph], x: ArrayLike) -> Array:

@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import Named, check_types, check_vector, linear, promote
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn.extend import accumulator_dtype, as_array, check_instance, described, row_wise, take
 from jax_gnn.sampling import Blocks
@@ -119,15 +119,15 @@ class TableEncoder(LinearOptions):
             columns.append(rows["embeddings"])
         if not columns:
             columns.append(jnp.zeros((len(next(iter(rows.values()), ())), 1), self.param_dtype))
-        x = jnp.concatenate(promote(tuple(columns), None), 1)
+        x = jnp.concatenate(base.promote(tuple(columns), None), 1)
         x = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
-        terms, start = [linear(self.map, x)], 0
+        terms, start = [base.linear(self.map, x)], 0
         for column, size in enumerate(self.num_categories):
             ids = rows["categories"][:, column]
             ids = start + jnp.where((ids >= 0) & (ids < size), ids + 1, 0)
-            terms.append(promote((self.categories[...],), self.dtype)[0][ids])
+            terms.append(base.promote((self.categories[...],), self.dtype)[0][ids])
             start += size + 1
-        return functools.reduce(operator.add, promote(tuple(terms), self.dtype))
+        return functools.reduce(operator.add, base.promote(tuple(terms), self.dtype))
 
 
 def _as_wide(x: Array) -> Array:
@@ -174,7 +174,7 @@ class DatabaseModel(nnx.Module):
                     f"encoders[{name!r}] must have out_features = {width} of the model, got "
                     f"{encoder.out_features}"
                 )
-        self.encoders, self.model = Named(encoders), model
+        self.encoders, self.model = base.Named(encoders), model
         self.age = nnx.Linear(2, width, param_dtype=model.param_dtype, rngs=rngs)
 
     def __call__(
@@ -199,7 +199,7 @@ class DatabaseModel(nnx.Module):
         """
         check_instance("blocks", blocks, Blocks)
         names, types = blocks.node_type_names, self.encoders.names
-        check_types("tables", tables, types)
+        base.check_types("tables", tables, types)
         if names is not None and names != types:
             raise ValueError(f"blocks must have the node types {types} in that order, got {names}")
         has_time = blocks.seed_ids is not None and all("time" in t for t in tables.values())
@@ -209,7 +209,9 @@ class DatabaseModel(nnx.Module):
                 f"got {described(seed_time)}"
             )
         if seed_time is not None:
-            seconds = check_vector("seed_time", seed_time, "num_seeds", blocks.graphs[-1].num_dst)
+            seconds = base.check_vector(
+                "seed_time", seed_time, "num_seeds", blocks.graphs[-1].num_dst
+            )
         y: Any = 0
         for name, places in zip(types, blocks.places_of_types(), strict=True):
             # Sources of other tables have the place -1, for which zeros are taken.
@@ -221,6 +223,6 @@ class DatabaseModel(nnx.Module):
                 age = jnp.where(is_known, times - rows["time"].astype(float), 0)
                 days = jnp.log1p(jnp.maximum(age, 0) / SECONDS_PER_DAY)
                 ages = jnp.stack([days, is_known.astype(days.dtype)], 1)
-                encoded = encoded + linear(self.age, ages.astype(encoded.dtype))
+                encoded = encoded + base.linear(self.age, ages.astype(encoded.dtype))
             y = jnp.where(row_wise(places >= 0, encoded), encoded, y)
         return self.model(blocks, jax.nn.relu(y), **named)

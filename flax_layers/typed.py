@@ -10,7 +10,7 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import parameter_value
+from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import TypePlan, segment_matmul
 from jax_gnn.extend import as_array
@@ -67,7 +67,7 @@ class TypedLinear(LinearOptions):
                 f"x must have shape (rows, ..., in_features) = ({rows or 'any'}, ..., "
                 f"{self.in_features}), got {x.shape}"
             )
-        operands = x, self.kernel[...], parameter_value(self.bias)
+        operands = x, self.kernel[...], base.parameter_value(self.bias)
         x, kernel, bias = dtypes.promote_dtype(operands, dtype=self.dtype)
         # Batch entries become rows: a row's entries have its type, and stay together when sorted.
         rows, batch = x.shape[0], x.shape[1:-1]

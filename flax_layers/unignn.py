@@ -16,29 +16,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from flax_layers import _base as base
 from flax_layers._attention import (
     AttentionConvolution,
     AttentionOptions,
     AttentionStack,
     attend,
     dots,
-)
-from flax_layers._base import (
-    Activation,
-    Convolution,
-    DropoutCall,
-    DropoutKeys,
-    TwoLayerStack,
-    aggregate_incidences,
-    check_activation,
-    check_features,
-    check_structure,
-    dropout_arguments,
-    epilogue,
-    finished,
-    inverse_root,
-    linear,
-    unit_rows,
 )
 from flax_layers._declaration import LinearOptions, ParameterFactory, check_rates
 from jax_gnn import Hypergraph, HypergraphNorm, node_to_hyperedge
@@ -61,14 +45,14 @@ class UniOptions(LinearOptions):
     l2_normalize: bool = False
 
 
-class _UniConvolution(UniOptions, Convolution):
+class _UniConvolution(UniOptions, base.Convolution):
     """Base of UniGIN and UniSAGE: a node's own features plus its hyperedges', under one map."""
 
     has_activation = True
     takes_parts = True
 
     def __call__(
-        self, hypergraph: Hypergraph, x: ArrayLike, *, activation: Activation | None = None
+        self, hypergraph: Hypergraph, x: ArrayLike, *, activation: base.Activation | None = None
     ) -> Array:
         """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
@@ -77,12 +61,12 @@ class _UniConvolution(UniOptions, Convolution):
             x: Node features, ``(num_nodes, *batch, in_features)``.
             activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
         """
-        check_activation(activation)
+        base.check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
         node_reduce, self_scale = self._node_terms()
 
         def aggregate(x: Array, **options: Any) -> Array:
-            return aggregate_incidences(
+            return base.aggregate_incidences(
                 hypergraph,
                 x,
                 self_scale=self_scale,
@@ -97,8 +81,8 @@ class _UniConvolution(UniOptions, Convolution):
             y = self._aggregate_narrow(aggregate, x, kernel, bias, fused_activation)
         else:
             rows = self._product(x, kernel)
-            y = aggregate(rows, **epilogue(rows, bias, fused_activation))
-        return finished(unit_rows(y), None, activation) if self.l2_normalize else y
+            y = aggregate(rows, **base.epilogue(rows, bias, fused_activation))
+        return base.finished(base.unit_rows(y), None, activation) if self.l2_normalize else y
 
     def _node_terms(self) -> tuple[Reduce, ArrayLike]:
         """Return the reduction over a node's hyperedges, and the factor of its own features."""
@@ -214,7 +198,7 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
         x: ArrayLike,
         *,
         deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+        rngs: base.DropoutKeys = None,
     ) -> Array:
         """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
@@ -225,7 +209,7 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
         x, kernel, bias = self._operands(x, hypergraph)
-        dropout = dropout_arguments(deterministic, rngs)
+        dropout = base.dropout_arguments(deterministic, rngs)
 
         def to_hyperedges(x: Array, **options: Any) -> Array:
             return node_to_hyperedge(hypergraph, x, reduce="mean", **options)
@@ -241,10 +225,10 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
         scores = dots(h, self.attention[...].astype(h.dtype))
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
         y = self._join(attend(hypergraph, "node", scores, h, self.attention_dropout, dropout))
-        y = unit_rows(y) if self.l2_normalize else y
+        y = base.unit_rows(y) if self.l2_normalize else y
         if self_term is not None:
             y = y + self._join(self._split(self_term))
-        return finished(y, bias)
+        return base.finished(y, bias)
 
 
 def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
@@ -269,7 +253,7 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
         mean = node_to_hyperedge(hypergraph._plain, degree, reduce="mean")
         received = hypergraph.receiving.out_degrees().astype(float)
     size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(float)
-    return HypergraphNorm(None, inverse_root(mean) / size, inverse_root(received))
+    return HypergraphNorm(None, base.inverse_root(mean) / size, base.inverse_root(received))
 
 
 class UniGCNIIOptions(LinearOptions):
@@ -284,7 +268,7 @@ class UniGCNIIOptions(LinearOptions):
     lamda: float = 0.5
 
 
-class UniGCNIIConv(UniGCNIIOptions, Convolution):
+class UniGCNIIConv(UniGCNIIOptions, base.Convolution):
     """UniGCNII: ``Y = (1 - beta) Z + beta Z Theta`` with ``Z = (1 - alpha) G X + alpha X0``.
 
     Huang and Yang, "UniGNN", IJCAI 2021: initial residual and identity mapping, as in
@@ -335,20 +319,20 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
             hypergraph_norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
         """
         x, kernel, bias = self._operands(x, hypergraph)
-        x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
+        x0 = base.check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
         if x0.shape != x.shape:
             raise ValueError(f"x0 must have the shape {x.shape} of x, got {x0.shape}")
         norm = unigcn_norm(hypergraph) if hypergraph_norm is None else hypergraph_norm
         check_instance("hypergraph_norm", norm, HypergraphNorm)
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
         # The residual is added where rows of G X are stored.
-        z = aggregate_incidences(hypergraph, x, residual=self.alpha * x0, **scales)
+        z = base.aggregate_incidences(hypergraph, x, residual=self.alpha * x0, **scales)
         y = self._product(z, kernel, bias=bias)
         beta = math.log(self.lamda / self.layer + 1)
         return (1 - beta) * z + beta * y
 
 
-class UniGIN(UniGINOptions, TwoLayerStack):
+class UniGIN(UniGINOptions, base.TwoLayerStack):
     """UniGIN: two `UniGINConv` by default, ReLU and dropout between them.
 
     Example:
@@ -360,7 +344,7 @@ class UniGIN(UniGINOptions, TwoLayerStack):
     convolution = UniGINConv
 
 
-class UniSAGE(UniSAGEOptions, TwoLayerStack):
+class UniSAGE(UniSAGEOptions, base.TwoLayerStack):
     """UniSAGE: two `UniSAGEConv` by default, ReLU and dropout between them.
 
     Example:
@@ -384,7 +368,7 @@ class UniGAT(UniGATOptions, AttentionStack):
     convolution = UniGATConv
 
 
-class UniGCNII(UniGCNIIOptions, TwoLayerStack):
+class UniGCNII(UniGCNIIOptions, base.TwoLayerStack):
     """UniGCNII: a linear map, `UniGCNIIConv` layers, a linear map; ReLU and dropout between.
 
     There are two convolutions by default, and there may be many: deep stacks keep what
@@ -420,7 +404,7 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
         graph: Hypergraph,
         x: ArrayLike,
         hypergraph_norm: HypergraphNorm | None = None,
-        **dropout: Unpack[DropoutCall],
+        **dropout: Unpack[base.DropoutCall],
     ) -> Array:
         """Compute one row of outputs (logits) per node.
 
@@ -431,12 +415,12 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
             **dropout: `deterministic` and `rngs`, see `Stack`.
         """
         assert self.output is not None
-        check_structure("graph", graph, self.convolution)
-        x = check_features(x, graph.num_nodes, self.in_features)
+        base.check_structure("graph", graph, self.convolution)
+        x = base.check_features(x, graph.num_nodes, self.in_features)
         norm = unigcn_norm(graph) if hypergraph_norm is None else hypergraph_norm
-        dropout = dropout_arguments(**dropout)
+        dropout = base.dropout_arguments(**dropout)
         # All convolutions refer to the input of the first one.
-        x0 = y = jax.nn.relu(linear(self.input, self.input_dropout(x, **dropout)))
+        x0 = y = jax.nn.relu(base.linear(self.input, self.input_dropout(x, **dropout)))
         for convolution in self.convolutions:
             y = jax.nn.relu(convolution(graph, self.dropout(y, **dropout), x0, norm))
-        return linear(self.output, self.dropout(y, **dropout))
+        return base.linear(self.output, self.dropout(y, **dropout))

@@ -8,33 +8,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from flax import nnx
 
-from flax_layers import (
-    GAT,
-    GCN,
-    GIN,
-    GINE,
-    HGNN,
-    HGNNP,
-    HGT,
-    PNA,
-    RGAT,
-    RGCN,
-    SAGE,
-    AllDeepSets,
-    AllSetTransformer,
-    GatedGCN,
-    GATv2,
-    GINClassifier,
-    GraphClassifier,
-    GraphTransformer,
-    HypergraphAttention,
-    SchNet,
-    SimpleHGN,
-    UniGAT,
-    UniGCNII,
-    UniGIN,
-    UniSAGE,
-)
+import flax_layers
 from flax_layers.readout import Layers
 from flax_layers.training.config import graphs, hypergraphs, relations
 from flax_layers.training.config.links import LinkConfig
@@ -184,17 +158,17 @@ def _hypergraph(dataset: HypergraphDataset, config: hypergraphs.HypergraphConfig
 
 # Options beside settings of the same name; functions have names, as recipes are pickled.
 _OPTIONS: dict[type[nnx.Module], Options] = {
-    HGNN: _hgnn_options,
-    HGNNP: _hgnn_options,
-    UniGIN: _unigin_options,
-    RGCN: _relational_options,
-    RGAT: _relational_options,
-    HGT: _typed_options,
-    PNA: _pna_options,
-    GINE: _edge_options,
-    GatedGCN: _edge_options,
-    SimpleHGN: _typed_options,
-    GraphClassifier: _classifier_options,
+    flax_layers.HGNN: _hgnn_options,
+    flax_layers.HGNNP: _hgnn_options,
+    flax_layers.UniGIN: _unigin_options,
+    flax_layers.RGCN: _relational_options,
+    flax_layers.RGAT: _relational_options,
+    flax_layers.HGT: _typed_options,
+    flax_layers.PNA: _pna_options,
+    flax_layers.GINE: _edge_options,
+    flax_layers.GatedGCN: _edge_options,
+    flax_layers.SimpleHGN: _typed_options,
+    flax_layers.GraphClassifier: _classifier_options,
 }
 
 
@@ -218,15 +192,15 @@ def _recipes(
 RECIPES = (
     _recipes(
         {
-            hypergraphs.HGNNConfig: HGNN,
-            hypergraphs.HGNNPConfig: HGNNP,
-            hypergraphs.UniGINConfig: UniGIN,
-            hypergraphs.UniSAGEConfig: UniSAGE,
-            hypergraphs.UniGATConfig: UniGAT,
-            hypergraphs.UniGCNIIConfig: UniGCNII,
-            hypergraphs.HypergraphAttentionConfig: HypergraphAttention,
-            hypergraphs.AllDeepSetsConfig: AllDeepSets,
-            hypergraphs.AllSetTransformerConfig: AllSetTransformer,
+            hypergraphs.HGNNConfig: flax_layers.HGNN,
+            hypergraphs.HGNNPConfig: flax_layers.HGNNP,
+            hypergraphs.UniGINConfig: flax_layers.UniGIN,
+            hypergraphs.UniSAGEConfig: flax_layers.UniSAGE,
+            hypergraphs.UniGATConfig: flax_layers.UniGAT,
+            hypergraphs.UniGCNIIConfig: flax_layers.UniGCNII,
+            hypergraphs.HypergraphAttentionConfig: flax_layers.HypergraphAttention,
+            hypergraphs.AllDeepSetsConfig: flax_layers.AllDeepSets,
+            hypergraphs.AllSetTransformerConfig: flax_layers.AllSetTransformer,
         },
         HypergraphDataset,
         load_hypergraph,
@@ -235,15 +209,15 @@ RECIPES = (
     )
     | _recipes(
         {
-            graphs.GCNConfig: GCN,
-            graphs.GINConfig: GIN,
-            graphs.SAGEConfig: SAGE,
-            graphs.GATConfig: GAT,
-            graphs.GATv2Config: GATv2,
-            graphs.GraphTransformerConfig: GraphTransformer,
-            graphs.PNAConfig: PNA,
-            graphs.GINEConfig: GINE,
-            graphs.GatedGCNConfig: GatedGCN,
+            graphs.GCNConfig: flax_layers.GCN,
+            graphs.GINConfig: flax_layers.GIN,
+            graphs.SAGEConfig: flax_layers.SAGE,
+            graphs.GATConfig: flax_layers.GAT,
+            graphs.GATv2Config: flax_layers.GATv2,
+            graphs.GraphTransformerConfig: flax_layers.GraphTransformer,
+            graphs.PNAConfig: flax_layers.PNA,
+            graphs.GINEConfig: flax_layers.GINE,
+            graphs.GatedGCNConfig: flax_layers.GatedGCN,
         },
         GraphDataset,
         load_graph,
@@ -252,14 +226,14 @@ RECIPES = (
     )
     | _recipes(
         {
-            graphs.GINGraphConfig: GINClassifier,
-            graphs.GCNGraphConfig: GraphClassifier,
-            graphs.SAGEGraphConfig: GraphClassifier,
-            graphs.GATGraphConfig: GraphClassifier,
-            graphs.GINEGraphConfig: GraphClassifier,
-            graphs.GatedGCNGraphConfig: GraphClassifier,
-            graphs.PNAGraphConfig: GraphClassifier,
-            graphs.SchNetConfig: SchNet,
+            graphs.GINGraphConfig: flax_layers.GINClassifier,
+            graphs.GCNGraphConfig: flax_layers.GraphClassifier,
+            graphs.SAGEGraphConfig: flax_layers.GraphClassifier,
+            graphs.GATGraphConfig: flax_layers.GraphClassifier,
+            graphs.GINEGraphConfig: flax_layers.GraphClassifier,
+            graphs.GatedGCNGraphConfig: flax_layers.GraphClassifier,
+            graphs.PNAGraphConfig: flax_layers.GraphClassifier,
+            graphs.SchNetConfig: flax_layers.SchNet,
         },
         GraphsDataset,
         load_graphs,
@@ -268,10 +242,10 @@ RECIPES = (
     )
     | _recipes(
         {
-            relations.RGCNConfig: RGCN,
-            relations.RGATConfig: RGAT,
-            relations.HGTConfig: HGT,
-            relations.SimpleHGNConfig: SimpleHGN,
+            relations.RGCNConfig: flax_layers.RGCN,
+            relations.RGATConfig: flax_layers.RGAT,
+            relations.HGTConfig: flax_layers.HGT,
+            relations.SimpleHGNConfig: flax_layers.SimpleHGN,
         },
         RelationalDataset,
         load_relational,
