@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -54,6 +55,7 @@ class MultiHead:
     heads: int
     concat: bool
     attention_dropout_rate: float
+    precision: jax.lax.PrecisionLike
 
     def _check_heads(self) -> None:
         """Raise ValueError for heads that do not divide what they share."""
@@ -77,6 +79,13 @@ class MultiHead:
         """Return a vector for each head, ``(*lead, heads, features)``."""
         shape = *lead, self.heads, self._head_features
         return factory.kernel(*shape, init=attention_init, when=when)
+
+    def _scores(self, x: Array, kernel: nnx.Param[Array], attention: nnx.Param[Array]) -> Array:
+        """Return ``⟨x kernel, attention⟩`` of each head, by a product as wide as the heads."""
+        # Scores need one number per head: kernel and vector are multiplied first.
+        kernel_rows = self._split(kernel[...].astype(x.dtype))
+        head_kernel = dots(kernel_rows, attention[...].astype(x.dtype))
+        return base.product(x, head_kernel, self.precision)
 
     def _split(self, x: Array) -> Array:
         """Reshape ``(…, heads · features)`` to ``(…, heads, features)``."""

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack, get_args
 
 import jax
 import jax.export
@@ -68,25 +68,6 @@ class DropoutCall(TypedDict, total=False):
     rngs: DropoutKeys
 
 
-class Epilogue(TypedDict, total=False):
-    """Last steps of an aggregation, fused into its kernel.
-
-    Attributes:
-        bias: Bias of each feature of a row.
-        activation: Activation, after the bias.
-    """
-
-    bias: Array
-    activation: Activation
-
-
-class Aggregate(Protocol):
-    """A linear aggregation, such as `spmm` on a given graph."""
-
-    def __call__(self, x: Array, **options: Any) -> Array:
-        """Aggregate the rows of x."""
-
-
 class Convolution(LinearOptions):
     """Base of convolutions with one linear map, before or after their aggregation.
 
@@ -141,7 +122,7 @@ class Convolution(LinearOptions):
 
     def _aggregate_narrow(
         self,
-        aggregate: Aggregate,
+        aggregate: Callable[..., Array],
         x: Array,
         kernel: Array,
         bias: Array | None = None,
@@ -149,7 +130,7 @@ class Convolution(LinearOptions):
         *,
         graph: Graph | None = None,
     ) -> Array:
-        """Return ``activation(aggregate(x) @ kernel + bias)`` of a linear aggregation.
+        """Return ``activation(aggregate(x) @ kernel + bias)`` of a linear aggregation, as `spmm`.
 
         Aggregates on the narrower side of the kernel, except on sampled blocks; if it comes last,
         bias and activation are fused into it.
@@ -402,9 +383,9 @@ def check_activation(activation: object) -> None:
     check_choice("activation", activation, (None, *get_args(Activation)))
 
 
-def epilogue(x: Array, bias: Array | None, activation: Activation | None) -> Epilogue:
-    """Return bias and activation as arguments of an aggregation of x."""
-    steps: Epilogue = {} if activation is None else {"activation": activation}
+def epilogue(x: Array, bias: Array | None, activation: Activation | None) -> dict[str, Any]:
+    """Return bias and activation as arguments of an aggregation of x, fused into its kernel."""
+    steps: dict[str, Any] = {} if activation is None else {"activation": activation}
     if bias is not None:
         steps["bias"] = jnp.broadcast_to(bias, x.shape[1:])
     return steps
@@ -736,6 +717,20 @@ def check_edge_weight(graph: AnyGraph, weight: ArrayLike | None) -> Array | None
     if weight is None:
         return None
     return check_vector("edge_weight", weight, "num_edges", graph.num_edges)
+
+
+def check_edge_features(
+    graph: AnyGraph, edge_features: ArrayLike | None, in_features: int | None
+) -> Array | None:
+    """Check that edges have features, of this width, if and only if the layer takes them."""
+    if edge_features is None and in_features is None:
+        return None
+    if edge_features is None or in_features is None:
+        state = "none" if edge_features is None else "some"
+        raise ValueError(
+            f"edge_features must be given if edge_in_features is, got {state} and {in_features}"
+        )
+    return check_features(edge_features, graph.num_edges, in_features, "edge_features", "num_edges")
 
 
 def check_types(

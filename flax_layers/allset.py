@@ -8,8 +8,9 @@ Chien et al., "You are AllSet: a multiset function framework for hypergraph neur
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import field
-from typing import Literal, Protocol
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +26,6 @@ from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
 from jax_gnn.extend import Side, check_instance
 
 SetAggregation = Literal["sum", "mean"]
-
-
-class SetFunction(Protocol):
-    """Function of multisets: features of receivers from those of their senders."""
-
-    def __call__(
-        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: base.DropoutCall
-    ) -> Array:
-        """Return the receivers' features."""
 
 
 class _MLP(nnx.Module):
@@ -175,8 +167,8 @@ class _AllSetConv(AllSetOptions):
     in_features: int = field(kw_only=False)
     out_features: int = field(kw_only=False)
     dropout_rate: float = 0.0
-    to_hyperedges: SetFunction = field(init=False)
-    to_nodes: SetFunction = field(init=False)
+    to_hyperedges: Callable[..., Array] = field(init=False)
+    to_nodes: Callable[..., Array] = field(init=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)

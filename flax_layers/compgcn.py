@@ -16,11 +16,7 @@ from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from flax_layers.relational import check_relations, takes_hetero
 from jax_gnn import Graph, RelationalGraph, spmm
-from jax_gnn.extend import (
-    accumulator_dtype,
-    feature_wise,
-    source_pair_rows,
-)
+from jax_gnn.extend import accumulator_dtype, feature_wise, source_pair_rows
 from jax_gnn.sharding import RelationalPart
 
 Composition = Literal["sub", "mult", "corr"]

@@ -24,13 +24,7 @@ from flax_layers.mlp import MLP, Norm
 from flax_layers.norms import check_mask
 from flax_layers.program_conv import ProgramLayer, Reduction, axes, dense
 from jax_gnn import Edge, Graph, Node
-from jax_gnn.extend import (
-    accumulator_dtype,
-    check_choice,
-    check_instance,
-    check_integer,
-    described,
-)
+from jax_gnn.extend import accumulator_dtype, check_choice, check_instance, check_integer, described
 
 
 def joined(*rows: Array | None) -> Array:

@@ -17,12 +17,7 @@ from flax_layers.graph import sum_with_self
 from flax_layers.mlp import Norm, make_norm
 from flax_layers.norms import NodeBatchNorm, check_mask, check_nodes
 from jax_gnn import Batch, Graph
-from jax_gnn.extend import (
-    as_array,
-    check_callable,
-    check_instance,
-    described,
-)
+from jax_gnn.extend import as_array, check_callable, check_instance, described
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import Part
 
@@ -76,23 +71,14 @@ class GINConv(GINOptions, base.Convolution):
     structure = Graph
     has_activation = True
 
-    output: Any = field(init=False)
-    batch_norm: NodeBatchNorm | None = field(init=False)
-
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        self.kernel = self.bias = nnx.data(None)  # type: ignore[assignment]  # with an mlp
-        self.output, self.batch_norm = nnx.data(None), nnx.data(None)
-        mlp = self.mlp
-        if mlp is None:
-            width = self.mlp_features or self.out_features
-            self.kernel = factory.kernel(self.in_features, width)
-            self.bias = factory.bias(width)
-            self.output = factory.linear(width, self.out_features)
-            if self.mlp_norm:
-                self.batch_norm = make_norm(width, factory)
-        else:
-            mlp = users_mlp(self, self.in_features, factory)
-        self.mlp = nnx.data(mlp)
+        is_built, width = self.mlp is None, self.mlp_features or self.out_features
+        self.kernel = factory.kernel(self.in_features, width, when=is_built)
+        self.bias = factory.bias(width) if is_built else nnx.data(None)
+        self.output = factory.linear(width, self.out_features, when=is_built)
+        has_norm = is_built and self.mlp_norm is not None
+        self.batch_norm: Any = make_norm(width, factory) if has_norm else nnx.data(None)
+        self.mlp = nnx.data(None if is_built else users_mlp(self, self.in_features, factory))
         self.learned_eps = factory.full(self.eps, when=self.learn_eps)
 
     def __call__(

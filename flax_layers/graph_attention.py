@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from flax_layers import _base as base
 from flax_layers._attention import (
@@ -157,7 +157,7 @@ class GATConv(_GraphAttentionConv):
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
         src, dst = self._endpoints(graph, x)
-        attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
+        attr = base.check_edge_features(graph, edge_features, self.edge_in_features)
         dropout = base.dropout_arguments(deterministic, rngs)
         # A score is the sum of a number of the source and one of the destination: the kernel reads
         # rows for values alone.
@@ -171,6 +171,7 @@ class GATConv(_GraphAttentionConv):
             dst_score = self._scores(dst, kernel, self.dst_attention)
         bias = None
         if attr is not None:
+            attr = attr.astype(src.dtype)
             bias = self._scores(attr, self.edge_kernel, self.edge_attention)
             bias = _flat_heads(jnp.broadcast_to(bias, (bias.shape[0], *value.shape[1:-1])))
         shape = (graph.num_dst, *value.shape[1:])
@@ -195,12 +196,6 @@ class GATConv(_GraphAttentionConv):
                 self_score += _mean_over_edges(graph, bias.astype(acc))
             self_score = jax.nn.leaky_relu(self_score, self.negative_slope)
         return self._finish(graph, attended, self_score, flat_value, shape, dropout)
-
-    def _scores(self, x: Array, kernel: nnx.Param[Array], attention: nnx.Param[Array]) -> Array:
-        """Return ``⟨x kernel, attention⟩`` of each head, by a product as wide as the heads."""
-        # Scores need one number per head: kernel and vector are multiplied first.
-        head_kernel = dots(self._split(cast(kernel, x)), cast(attention, x))
-        return base.product(x, head_kernel, self.precision)
 
 
 class GATv2Options(GATOptions):
@@ -260,7 +255,7 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
     ) -> Array:
         """Apply the convolution; arguments, result and errors are those of `GATConv`'s call."""
         src, dst = self._endpoints(graph, x)
-        attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
+        attr = base.check_edge_features(graph, edge_features, self.edge_in_features)
         dropout = base.dropout_arguments(deterministic, rngs)
         src_rows = self._map_sources(graph, src, self.src_bias)
         if self.dst_kernel is not None:
@@ -271,9 +266,8 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
             dst_rows = base.destination_rows(graph, src_rows)
         edge_rows = None
         if attr is not None:
-            edge_rows = self._map(attr, self.edge_kernel, None)
-            edge_rows = jnp.broadcast_to(edge_rows, (edge_rows.shape[0], *src_rows.shape[1:]))
-            edge_rows = _flat_heads(edge_rows, 1)
+            edge_rows = self._map(attr.astype(src.dtype), self.edge_kernel, None)
+            edge_rows = _flat_edge_rows(edge_rows, src_rows)
         shape = (graph.num_dst, *src_rows.shape[1:])
         # Batch entries become heads of their own, with the same vectors.
         vector = jnp.broadcast_to(cast(self.attention, src), src_rows.shape[1:])
@@ -367,7 +361,7 @@ class TransformerConv(TransformerOptions, MultiHead):
         """Apply the convolution; arguments, result and errors are those of `GATConv`'s call."""
         check_instance("graph", graph, Graph)
         src, dst = base.check_endpoint_features(graph, x, *base.endpoint_sizes(self.in_features))
-        attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
+        attr = base.check_edge_features(graph, edge_features, self.edge_in_features)
         dropout = base.dropout_arguments(deterministic, rngs)
         query = self._split(base.linear(self.query, dst))
 
@@ -378,9 +372,8 @@ class TransformerConv(TransformerOptions, MultiHead):
         key, value = base.map_sources(graph, src, 2 * self._width, key_and_value)
         edge_rows = None
         if attr is not None:
-            edge_rows = self._split(base.linear(self.edge, attr))
-            edge_rows = jnp.broadcast_to(edge_rows, (edge_rows.shape[0], *value.shape[1:]))
-            edge_rows = _flat_heads(edge_rows, 1)
+            edge_rows = self._split(base.linear(self.edge, attr.astype(src.dtype)))
+            edge_rows = _flat_edge_rows(edge_rows, value)
         shape = (graph.num_dst, *value.shape[1:])
         query, key, value = _flat_heads(query, 1), _flat_heads(key, 1), _flat_heads(value, 1)
         heads = value.shape[1]
@@ -446,27 +439,16 @@ def cast(param: nnx.Param[Array], x: Array | HostRows) -> Array:
     return param[...].astype(x.dtype)
 
 
-def _edge_features(
-    graph: Graph, attr: ArrayLike | None, features: int | None, dtype: DTypeLike
-) -> Array | None:
-    """Check that edges have features if and only if the layer takes them."""
-    if attr is None and features is None:
-        return None
-    if attr is None or features is None:
-        state = "none" if attr is None else "some"
-        raise ValueError(
-            f"edge_features must be given if edge_in_features is, got {state} and {features}"
-        )
-    return base.check_features(
-        attr, graph.num_edges, features, "edge_features", "num_edges"
-    ).astype(dtype)
-
-
 def _flat_heads(x: Array, num_feature_axes: int = 0) -> Array:
     """Merge batch and heads of ``(rows, *batch, heads, *features)`` into one axis."""
     features = x.shape[x.ndim - num_feature_axes :]
     heads = math.prod(x.shape[1 : x.ndim - num_feature_axes])
     return x.reshape(x.shape[0], heads, *features)
+
+
+def _flat_edge_rows(edge_rows: Array, node_rows: Array) -> Array:
+    """Broadcast rows of edges to the batch of nodes' rows, and merge batch and heads."""
+    return _flat_heads(jnp.broadcast_to(edge_rows, (edge_rows.shape[0], *node_rows.shape[1:])), 1)
 
 
 def _mean_over_edges(graph: Graph, values: Array) -> Array:

@@ -173,7 +173,6 @@ class HeteroConv(nnx.Module):
         key: EdgeType,
         arguments: Mapping[str, object],
     ) -> Array:
-        """Call the convolution of one edge type."""
         conv = self.convolutions[key]
         sizes = getattr(conv, "in_features", None)
         if isinstance(sizes, int | tuple):  # errors name the type
@@ -328,7 +327,6 @@ class HeteroLinear(LinearOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Make the maps."""
         check_sizes("in_features", self.in_features)
         self.in_features = base.Sizes(self.in_features)
         # Initializers divide by the size, which is 0 for types without nodes or features.
@@ -417,7 +415,6 @@ class HeteroModel(LinearOptions):
     edge_types: Sequence[EdgeType] | None = None
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Make the maps."""
         if not hasattr(self.model, "in_features"):
             raise TypeError(f"model must have in_features, got {described(self.model)}")
         self.input = HeteroLinear(self.in_features, self.model.in_features, **factory._asdict())

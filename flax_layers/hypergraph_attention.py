@@ -104,7 +104,19 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         if hyperedge_features is None:  # the score of a mean is the mean of the scores
             hyperedge_scores = node_to_hyperedge(plain, dots(y, hyperedge_vector), reduce="mean")
         else:
-            attr = self._hyperedge_features(hypergraph, hyperedge_features, x)
+            attr = base.check_features(
+                hyperedge_features,
+                hypergraph.num_hyperedges,
+                self.in_features,
+                "hyperedge_features",
+                "num_hyperedges",
+            )
+            if attr.shape[1:] != x.shape[1:]:
+                raise ValueError(
+                    "hyperedge_features and x must have the same batch axes, got shapes "
+                    f"{attr.shape} and {x.shape}"
+                )
+            attr = attr.astype(x.dtype)
             score_kernel = dots(self._split(kernel), hyperedge_vector)
             hyperedge_scores = jnp.matmul(attr, score_kernel, precision=self.precision)
 
@@ -134,22 +146,6 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
             **scaling,
         )
         return base.finished(self._join(sums.reshape(y.shape)), bias)
-
-    def _hyperedge_features(self, hypergraph: Hypergraph, attr: ArrayLike, x: Array) -> Array:
-        """Check the features of hyperedges and cast them to the dtype of x."""
-        attr = base.check_features(
-            attr,
-            hypergraph.num_hyperedges,
-            self.in_features,
-            name="hyperedge_features",
-            rows_name="num_hyperedges",
-        )
-        if attr.shape[1:] != x.shape[1:]:
-            raise ValueError(
-                "hyperedge_features and x must have the same batch axes, got shapes "
-                f"{attr.shape} and {x.shape}"
-            )
-        return attr.astype(x.dtype)
 
 
 class HypergraphAttention(HypergraphAttentionOptions, AttentionStack):

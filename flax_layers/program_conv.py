@@ -25,12 +25,7 @@ from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
 from flax_layers.relational import check_relations
 from jax_gnn import Batch, Edge, Global, Graph, Hypergraph, Node, RelationalGraph, program
-from jax_gnn.extend import (
-    as_array,
-    check_callable,
-    check_instance,
-    described,
-)
+from jax_gnn.extend import as_array, check_callable, check_instance, described
 
 ProgramGraph = Graph | RelationalGraph | Batch | Hypergraph  # type: ignore[type-arg]
 Reduction = Literal["sum", "mean", "max", "min"]

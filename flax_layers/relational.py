@@ -174,13 +174,17 @@ class RGCNConv(RGCNOptions):
             x, dst = base.check_endpoint_features(graph, x, *sizes, with_halo=False)
         elif x is not None:
             x = base.check_features(x, base.num_rows(graph), self.in_features, rows_name="num_src")
-        elif (sources := _num_one_hot(graph)) != self.in_features:
-            raise ValueError(
-                f"graph must have in_features = {self.in_features} sources where there is no x, "
-                f"got {sources}"
-            )
-        elif self.self_weight:
-            base.check_destinations_are_sources(graph)
+        else:  # one-hot features are as wide as the whole graph has nodes
+            sources = graph.num_src
+            if isinstance(graph, RelationalPart):
+                sources = graph.num_whole_nodes
+            if sources != self.in_features:
+                raise ValueError(
+                    f"graph must have in_features = {self.in_features} sources where there is no "
+                    f"x, got {sources}"
+                )
+            if self.self_weight:
+                base.check_destinations_are_sources(graph)
         if x is None and self.num_blocks is not None:
             raise ValueError("x must be given for block-diagonal weights, got None")
         params = self.kernel, self.coefficients, self.own, self.bias
@@ -274,11 +278,6 @@ def keeps_blocks(graph: RelationalGraph, in_features: int, out_features: int) ->
         return False
     full_size = (graph.num_relations - graph.self_relation) * in_features * out_features
     return full_size > 2 * max(min(pairs), 1) * (in_features + out_features)
-
-
-def _num_one_hot(graph: RelationalGraph) -> int:
-    """Return the width of one-hot features: the number of nodes of the whole graph."""
-    return graph.num_whole_nodes if isinstance(graph, RelationalPart) else graph.num_src
 
 
 def check_relations(

@@ -16,13 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers import _base as base
-from flax_layers._attention import (
-    AttentionOptions,
-    AttentionStack,
-    MultiHead,
-    dots,
-    dropout_mask,
-)
+from flax_layers._attention import AttentionOptions, AttentionStack, MultiHead, dropout_mask
 from flax_layers._declaration import (
     LinearOptions,
     ParameterFactory,
@@ -172,19 +166,19 @@ class RGATConv(RGATOptions, MultiHead):
         check_relations(graph, self.num_relations)
         src, dst = base.check_endpoint_features(graph, x, self.in_features, self.in_features)
         endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
-        if (edge_features is None) != (self.edge_in_features is None):
-            state = "none" if edge_features is None else "some"
+        attr = base.check_edge_features(graph, edge_features, self.edge_in_features)
+        if attr is not None and attr.ndim != 2:
             raise ValueError(
-                f"edge_features must be given if edge_in_features is, got {state} and "
-                f"{self.edge_in_features}"
+                f"edge_features must have shape (num_edges, edge_in_features), got {attr.shape}"
             )
         if folded is None:
             dtype = dtypes.canonicalize_dtype(*endpoints, self.kernel[...], dtype=self.dtype)
             folded = self.folded(dtype)
         endpoints, weights = _promote((endpoints, folded), self.dtype)
         edge_bias = None
-        if edge_features is not None:
-            edge_bias = self._edge_scores(graph, edge_features, endpoints[0].dtype)
+        if attr is not None:
+            attr = attr.astype(endpoints[0].dtype)
+            edge_bias = self._scores(attr, self.edge_kernel, self.edge_attention)
         dropout = base.dropout_arguments(deterministic, rngs)
         # One mask for any method, as it belongs to edges in the graph's order.
         edge_scale = dropout_mask(self.attention_dropout, graph.num_edges, self.heads, dropout)
@@ -209,20 +203,6 @@ class RGATConv(RGATOptions, MultiHead):
         if not self.concat:
             y = self._split(y).mean(axis=-2)
         return base.finished(y, base.parameter_value(self.bias))
-
-    def _edge_scores(self, graph: RelationalGraph, attr: ArrayLike, dtype: DTypeLike) -> Array:
-        """Return scores of edges, ``(num_edges, heads)``, by a product as wide as the heads."""
-        assert self.edge_in_features is not None
-        x = base.check_features(
-            attr, graph.num_edges, self.edge_in_features, "edge_features", "num_edges"
-        )
-        if x.ndim != 2:
-            raise ValueError(
-                f"edge_features must have shape (num_edges, edge_in_features), got {x.shape}"
-            )
-        kernel = self._split(self.edge_kernel[...].astype(dtype))
-        head_kernel = dots(kernel, self.edge_attention[...].astype(dtype))
-        return base.product(x.astype(dtype), head_kernel, self.precision)
 
 
 NodeTypeId = str | int
@@ -337,11 +317,6 @@ class HGTConv(HGTOptions):
         """Whether all types have features of one width."""
         return len(set(self.widths)) == 1
 
-    @property
-    def _folds_query_into_key(self) -> bool:
-        """Whether keys times queries' maps meet x itself: rows as wide as values, of one head."""
-        return self.heads == 1 and not self.use_bias and set(self.widths) == {self.out_features}
-
     def folded(self, dtype: DTypeLike | None = None) -> HGTWeights:
         """Return products of the weights: for inference, computed once and passed to calls.
 
@@ -373,7 +348,8 @@ class HGTConv(HGTOptions):
                     x = x if x.ndim == 3 else x[:, None]
                     if len(self.type_names) > 1:
                         x = _select(x, [types[end] for types in self.ends])
-                    x = jnp.moveaxis(_split(x, self.heads), -2, 1)
+                    x = x.reshape(*x.shape[:-1], self.heads, depth)
+                    x = jnp.moveaxis(x, -2, 1)
                     x = jnp.broadcast_to(x, (self.num_relations, *x.shape[1:]))
                 maps.append(x)
             return maps
@@ -545,9 +521,11 @@ class HGTConv(HGTOptions):
         folded: HGTWeights | None,
     ) -> Array:
         """Return the result for types of one width: keys and values are computed by pair."""
+        # Keys times queries' maps meet x itself where its rows are as wide as values, of one head.
         # Folding pays only if the products of weights were computed before: else the product of
         # all nodes with the queries' maps costs as much.
-        folds_query = folded is not None and self._folds_query_into_key
+        folds_query = folded is not None and self.heads == 1 and not self.use_bias
+        folds_query = folds_query and self.widths[0] == self.out_features
         endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
         folded = self._fold(*endpoints) if folded is None else folded
         operands = endpoints, self.query[...], base.parameter_value(self.query_bias), folded
@@ -704,11 +682,6 @@ class _NodeTypes(NamedTuple):
             plan = TypePlan.from_types(self.ids, len(kernel))
         y = segment_matmul(plan.sort(x), kernel, plan.group_sizes, bias=bias, precision=precision)
         return plan.unsort(y)
-
-
-def _split(x: Array, heads: int) -> Array:
-    """Reshape ``(…, heads · width)`` to ``(…, heads, width)``."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 
 def _promote(tree: T, dtype: DTypeLike | None) -> T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ class _UniConvolution(UniOptions, base.Convolution):
 
     has_activation = True
     takes_parts = True
+    node_reduce = "sum"  # over a node's hyperedges
 
     def __call__(
         self, hypergraph: Hypergraph, x: ArrayLike, *, activation: base.Activation | None = None
@@ -63,13 +64,13 @@ class _UniConvolution(UniOptions, base.Convolution):
         """
         base.check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
-        node_reduce, self_scale = self._node_terms()
+        node_reduce = self.node_reduce
 
         def aggregate(x: Array, **options: Any) -> Array:
             return base.aggregate_incidences(
                 hypergraph,
                 x,
-                self_scale=self_scale,
+                self_scale=self._self_scale(),
                 hyperedge_reduce=self.hyperedge_reduce,
                 node_reduce=node_reduce,
                 **options,
@@ -84,9 +85,9 @@ class _UniConvolution(UniOptions, base.Convolution):
             y = aggregate(rows, **base.epilogue(rows, bias, fused_activation))
         return base.finished(base.unit_rows(y), None, activation) if self.l2_normalize else y
 
-    def _node_terms(self) -> tuple[Reduce, ArrayLike]:
-        """Return the reduction over a node's hyperedges, and the factor of its own features."""
-        raise NotImplementedError
+    def _self_scale(self) -> ArrayLike:
+        """Return the factor of a node's own features."""
+        return 1.0
 
 
 class UniGINOptions(UniOptions):
@@ -118,15 +119,12 @@ class UniGINConv(UniGINOptions, _UniConvolution):
         (4, 8)
     """
 
-    node_reduce: ClassVar[Reduce] = "sum"
-
     def _make_parameters(self, factory: ParameterFactory) -> None:
         super()._make_parameters(factory)
         self.learned_eps = factory.full(self.eps, when=self.learn_eps)
 
-    def _node_terms(self) -> tuple[Reduce, ArrayLike]:
-        eps = self.eps if self.learned_eps is None else self.learned_eps[...].astype(float)
-        return self.node_reduce, 1 + eps
+    def _self_scale(self) -> ArrayLike:
+        return 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(float))
 
 
 class UniSAGEOptions(UniOptions):
@@ -154,9 +152,6 @@ class UniSAGEConv(UniSAGEOptions, _UniConvolution):
         >>> UniSAGEConv(4, 8, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 4))).shape
         (4, 8)
     """
-
-    def _node_terms(self) -> tuple[Reduce, ArrayLike]:
-        return self.node_reduce, 1.0
 
 
 class UniGATOptions(AttentionOptions):

@@ -98,21 +98,17 @@ def adam(learning_rate: float | Callable[[Array], Array]) -> optax.GradientTrans
     return optax.GradientTransformation(init, promoting_update)
 
 
-def _is_sum_kernel(path: KeyPath) -> bool:
-    """Return whether a parameter is the map of sums over neighbours, a convolution's first map."""
-    return re.match(r"\['conv\d+'\]\['kernel'\]", jax.tree_util.keystr(path)) is not None
-
-
 def divided(params: PyTree, sum_size: float) -> PyTree:
     """Return parameters, or their updates, as if sums over neighbours were divided by a number.
 
-    A map of sums begins smaller, and moves less: at Adam's rate for other maps its results would
-    jump, and ReLUs after it die.
+    A map of sums, a convolution's first map, begins smaller, and moves less: at Adam's rate for
+    other maps its results would jump, and ReLUs after it die.
     """
     if sum_size == 1:
         return params
+    is_of_sums = re.compile(r"\['conv\d+'\]\['kernel'\]").match
     return jax.tree_util.tree_map_with_path(
-        lambda path, p: p / sum_size if _is_sum_kernel(path) else p, params
+        lambda path, p: p / sum_size if is_of_sums(jax.tree_util.keystr(path)) else p, params
     )
 
 
@@ -291,7 +287,9 @@ class Runner:
                 train = jax.jit(self._train, out_shardings=sharding)
                 self._compiled[shapes] = train.lower(*arguments).compile()
             self._costs["compilation"] += time.perf_counter() - start
-            self._costs["custom_calls"] = _custom_calls(self._compiled[shapes].as_text())
+            program = self._compiled[shapes].as_text()
+            targets = re.findall(r'custom_call_target="(jax_gnn[^"]*)"', program)
+            self._costs["custom_calls"] = sorted({*targets})
         # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
         self.state, metrics = jax.block_until_ready(self._compiled[shapes](*arguments))
@@ -341,8 +339,3 @@ def implementation_context(
     if implementation is None:
         return contextlib.nullcontext()
     return jax_gnn.implementation(implementation)
-
-
-def _custom_calls(program: str) -> tuple[str, ...]:
-    targets = re.findall(r'custom_call_target="(jax_gnn[^"]*)"', program)
-    return tuple(sorted(set(targets)))

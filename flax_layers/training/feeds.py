@@ -235,11 +235,7 @@ class SampledNodes:
     inputs: tuple[Any, ...]
 
     def __init__(
-        self,
-        dataset: NodeDataset,
-        config: SampledConfig,
-        splits: Sequence[Split],
-        devices: int = 1,
+        self, dataset: NodeDataset, config: SampledConfig, splits: Sequence[Split], devices: int = 1
     ) -> None:
         self._dataset, self._config = dataset, config
         self._mesh = mesh_of(devices) if devices > 1 else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax import Array
@@ -21,10 +22,5 @@ ArrayByType: TypeAlias = "Array | np.ndarray | OrderedDict[str, Array | np.ndarr
 """Features of nodes: one array, an array for each type of nodes, or none."""
 Method: TypeAlias = "str | np.ndarray"
 """Assignment of nodes to devices, see `jax_gnn.sharding.shard_graph`."""
-
-
-class Model(Protocol):
-    """A model of `flax_layers`, or another `flax.nnx.Module` that is called alike."""
-
-    def __call__(self, graph: PyTree, *inputs: PyTree, **options: object) -> Array:
-        """Return a row for each node, or each graph."""
+Model: TypeAlias = Callable[..., Array]
+"""A model of `flax_layers`, or another `flax.nnx.Module` that is called alike."""
