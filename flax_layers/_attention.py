@@ -58,11 +58,9 @@ class MultiHead:
     precision: jax.lax.PrecisionLike
 
     def _check_heads(self) -> None:
-        """Raise ValueError for heads that do not divide what they share."""
         base.check_heads(self.heads, self.out_features if self.concat else None)
 
     def _dropout(self, factory: ParameterFactory) -> nnx.Dropout:
-        """Return the dropout of the attention weights."""
         return nnx.Dropout(self.attention_dropout_rate, rngs=factory.rngs)
 
     @property

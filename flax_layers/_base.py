@@ -93,7 +93,6 @@ class Convolution(LinearOptions):
     bias: nnx.Param[Array] | None = field(init=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Make kernel and bias of a map from `in_features` to `out_features`."""
         self.kernel = factory.kernel(self.in_features, self.out_features)
         self.bias = factory.bias(self.out_features)
 
@@ -309,7 +308,6 @@ class Stack(LinearOptions):
     def _convolve(
         self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
     ) -> Array:
-        """Call convolution `number`."""
         return getattr(self, f"conv{number}")(graph, x, *arguments, **named)
 
     def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
@@ -356,18 +354,6 @@ def dropout_arguments(deterministic: bool | None = None, rngs: DropoutKeys = Non
     if isinstance(rngs, Array):
         rngs = nnx.Rngs(dropout=rngs)
     return {"deterministic": deterministic, "rngs": rngs}
-
-
-def linear_options(options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options that `nnx.Linear` takes, too."""
-    names = LinearOptions.__annotations__.keys() - {"rngs"}
-    return {name: value for name, value in options.items() if name in names}
-
-
-def kept_options(options: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    """Return options as a static attribute that describes a module: without initializers."""
-    kept = ((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items())
-    return tuple(sorted(item for item in kept if not item[0].endswith("_init")))
 
 
 def parameter_value(param: nnx.Param[Array] | None) -> Array | None:

@@ -16,7 +16,12 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers import _base as base
-from flax_layers._declaration import ParameterFactory, ParameterLayer, check_positive
+from flax_layers._declaration import (
+    LinearOptions,
+    ParameterFactory,
+    ParameterLayer,
+    check_positive,
+)
 from flax_layers.edge_layers import GINE, PNA, GatedGCN
 from flax_layers.gin import GIN, GINBlock
 from flax_layers.graph import GCN, SAGE
@@ -399,8 +404,9 @@ class GraphClassifier(_Classifier):
         widths = in_features, hidden_features, hidden_features
         shared: Any = {"num_layers": num_layers, "dropout_rate": dropout_rate, "rngs": rngs}
         self.stack = kind(*widths, **shared, **options)
+        linear = LinearOptions.__annotations__.keys() & options.keys()
         self.output = nnx.Linear(
-            hidden_features, out_features, rngs=rngs, **base.linear_options(options)
+            hidden_features, out_features, rngs=rngs, **{name: options[name] for name in linear}
         )
         self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
         self.layers: Layers = layers
@@ -410,7 +416,10 @@ class GraphClassifier(_Classifier):
         self.out_features = out_features
         self.num_layers = num_layers
         self.dropout_rate = dropout_rate
-        self.options = base.kept_options(options)
+        # Static attributes are hashable; these describe the module, without initializers.
+        kept = {k: v for k, v in options.items() if not k.endswith("_init")}
+        kept |= {k: tuple(v) for k, v in kept.items() if isinstance(v, list)}
+        self.options = tuple(sorted(kept.items()))
 
     def _classify(self, batch: Batch[Graph], x: Array, *edges: ArrayLike, **dropout: Any) -> Array:
         # The stack's last convolution has no activation, so the ReLU is applied here.

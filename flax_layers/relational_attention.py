@@ -439,7 +439,6 @@ class HGTConv(HGTOptions):
         return sizes or ()
 
     def _check_count(self, num_types: int) -> None:
-        """Raise ValueError for a graph with another number of types."""
         count = len(self.type_names)
         if num_types != count:
             raise ValueError(f"graph must have {count} types of nodes, got {num_types or 'none'}")
@@ -447,7 +446,6 @@ class HGTConv(HGTOptions):
     def _types(
         self, graph: RelationalGraph, node_types: ArrayLike | tuple[ArrayLike, ...] | None
     ) -> list[_NodeTypes]:
-        """Return the types of sources and of destinations."""
         count, rows = len(self.type_names), base.num_rows(graph)
         if node_types is not None:
             self._check_names(graph)
@@ -699,7 +697,6 @@ def _side_by_side(kernel: Array, bias: Array | None) -> RelationMaps:
 
 
 def _pad_rows(x: Array, rows: int) -> Array:
-    """Append rows of zeros."""
     return jnp.pad(x, ((0, rows - len(x)), *[(0, 0)] * (x.ndim - 1)))
 
 
@@ -736,7 +733,6 @@ def _check_distinct(name: str, values: Sequence[object]) -> None:
 
 
 def _widths(in_features: int | Mapping[str, int], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the features of each type."""
     if not isinstance(in_features, Mapping):
         check_positive(in_features=in_features)
         return (in_features,) * len(names)

@@ -6,7 +6,7 @@ They say what the graph network adds. All are chosen and tested on the splits of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
@@ -319,11 +319,3 @@ def verdict(model: str, score: float, scores: Mapping[str, float], unit: str) ->
         f"{name.capitalize()} is {place} {model}: "
         "these data do not need the network, or it has not learned yet."
     )
-
-
-def summaries(scores: Mapping[str, Sequence[float] | np.ndarray]) -> dict[str, object]:
-    """Return scores of baselines as JSON values."""
-    return {
-        name: {"mean": float(np.mean(values)), "values": np.asarray(values).tolist()}
-        for name, values in scores.items()
-    }

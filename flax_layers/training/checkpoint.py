@@ -103,7 +103,6 @@ def save_checkpoint(
 def _write(
     path: Path, model: nnx.Module, description: Description, index: LinkIndex | None
 ) -> None:
-    """Write all files of a checkpoint."""
     import orbax.checkpoint as ocp  # takes seconds to import
 
     params = jax.tree.map(_global_array, nnx.to_pure_dict(nnx.state(model, VARIABLES)))
@@ -311,7 +310,6 @@ def _make(name: str, arguments: Mapping[str, object]) -> Any:
 
 
 def _make_with(factory: Factory, arguments: Mapping[str, object]) -> nnx.Module:
-    """Make a model of a class of the caller's."""
     if isinstance(factory, nnx.Module):
         return nnx.clone(factory)
     mismatch = f"needs a model that is or makes a flax.nnx.Module, got {_name(factory)}"
@@ -338,7 +336,6 @@ def _name(factory: Factory) -> str:
 
 
 def _variables(model: nnx.Module) -> dict[str, str]:
-    """Return shapes and dtypes by path."""
     state = nnx.to_pure_dict(nnx.state(model, VARIABLES))
     return {path: f"{x.dtype}{[*x.shape]}" for path, x in leaves_by_path(state).items()}
 
@@ -413,7 +410,6 @@ def _description(trained: Predictor, arguments: Mapping[str, object] | None = No
 
 
 def _class_description(model: nnx.Module, arguments: Mapping[str, object] | None) -> Description:
-    """Return class and arguments of a model."""
     with contextlib.suppress(_UnknownModuleError):
         return _module_description(model)
     values = None if arguments is None else dict(arguments)
@@ -432,7 +428,6 @@ class _UnknownModuleError(Exception):
 
 
 def _module_description(module: nnx.Module) -> Description:
-    """Return class and arguments of a module of this package."""
     name = type(module).__name__
     if name not in flax_layers.__all__ or getattr(flax_layers, name) is not type(module):
         raise _UnknownModuleError
@@ -473,7 +468,6 @@ def _arguments(module: nnx.Module) -> dict[str, object]:
 
 
 def _parameters(kind: type[nnx.Module]) -> set[str]:
-    """Return the names of the arguments of a class."""
     return set(inspect.signature(kind).parameters)
 
 

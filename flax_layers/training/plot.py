@@ -151,7 +151,6 @@ def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 
 def _style(all_axes: tuple[Axes, ...], epochs: np.ndarray) -> None:
-    """Style axes over epochs."""
     for axes in all_axes:
         axes.set(xlabel="epoch", xlim=(epochs[0], epochs[-1]) if len(epochs) > 1 else None)
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]

@@ -41,14 +41,6 @@ def _table_file(text: str) -> Path:
     return path
 
 
-def _load_predictor(path: Path) -> Predictor:
-    """Load a checkpoint."""
-    try:
-        return load_checkpoint(path)
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
-
-
 def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
     """Return the path of the data; by default that of the training, if it was the digits."""
     if path is not None:
@@ -153,7 +145,10 @@ def _write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 
 def _run_predict(args: argparse.Namespace) -> int:
     require("predicting", PREDICT_EXTRA)
-    trained = _load_predictor(args.checkpoint)
+    try:
+        trained = load_checkpoint(args.checkpoint)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
     if args.query is not None:
         return _answer(trained, args)
     if not isinstance(trained, TrainedModel | TrainedLinks):
@@ -189,7 +184,6 @@ def _run_predict(args: argparse.Namespace) -> int:
 
 
 def _answer(trained: Predictor, args: argparse.Namespace) -> int:
-    """Print, and perhaps write, the nodes that a query asks for."""
     if not isinstance(trained, TrainedLinks):
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
     # Queries are answered from the checkpoint alone, so data may only confirm its graph.

@@ -13,13 +13,7 @@ import jax
 import numpy as np
 
 from flax_layers.training import options, report
-from flax_layers.training.baselines import (
-    baseline_scores,
-    best_baseline,
-    link_baselines,
-    summaries,
-    verdict,
-)
+from flax_layers.training.baselines import baseline_scores, best_baseline, link_baselines, verdict
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.config.optimizer import OptimizerConfig
@@ -244,15 +238,19 @@ def _node_results(
 ) -> dict[str, object]:
     """Return the contents of results.json."""
     errors = result.errors
-    name, score = best_baseline({name: float(np.mean(x)) for name, x in scores.items()})
+    means = {name: float(np.mean(values)) for name, values in scores.items()}
+    best, score = best_baseline(means)
     return {
         "dataset": summary,
         **_provenance(result.trained.config, num_devices),
         "measure": measure,
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
-        "baselines": summaries(scores),
-        "best": command_name(result.trained.config.model) if _model_score(result) > score else name,
+        "baselines": {
+            name: {"mean": means[name], "values": values.tolist()}
+            for name, values in scores.items()
+        },
+        "best": command_name(result.trained.config.model) if _model_score(result) > score else best,
         "plain_jax": result.baseline and _run_summary(result.baseline),
         "speedup": result.speedup,
         "checkpoint_split": split + 1,
