@@ -62,7 +62,7 @@ def _agnn(
     return softmax_with_self(g, score, g.src(x_src), self_score, x_dst)
 
 
-class AGNNConv(ProgramLayer):
+class AGNNConv(ProgramLayer, program=_agnn):
     """Attention by cosines: ``Σ softmax(beta cos(x_i, x_j)) x_j``.
 
     Thekumparampil et al., "Attention-based graph neural network for semi-supervised learning",
@@ -81,8 +81,6 @@ class AGNNConv(ProgramLayer):
 
     learn_beta: bool = True
     add_self_loops: bool = True
-
-    _program = staticmethod(_agnn)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_same_width(self, "both ends", check_one_width(self))
@@ -139,7 +137,7 @@ def _edge_dots(g: Any, z: Node) -> Any:
     return jnp.sum(g.dst(z) * g.src(z), -1)
 
 
-class SuperGATConv(AttentionOptions, MultiHead, ProgramLayer):
+class SuperGATConv(AttentionOptions, MultiHead, ProgramLayer, program=_super_gat):
     """Graph attention whose scores also tell whether an edge exists, for each head.
 
     Kim and Oh, "How to find your friendly neighborhood: graph attention design with self-
@@ -169,8 +167,6 @@ class SuperGATConv(AttentionOptions, MultiHead, ProgramLayer):
     add_self_loops: bool = True
 
     kernel: nnx.Param[Array] = field(init=False)
-
-    _program = staticmethod(_super_gat)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         self.is_mixed = self.attention_type == "MX"
@@ -233,7 +229,7 @@ def _fa(
     return y + eps * x0_dst
 
 
-class FAConv(ProgramLayer):
+class FAConv(ProgramLayer, program=_fa):
     """Frequency adaptive convolution: ``eps x0_i + Σ tanh(a x_i + a' x_j) x_j / √(d_i d_j)``.
 
     Bo et al., "Beyond low-frequency information in graph convolutional networks", AAAI 2021. The
@@ -257,8 +253,6 @@ class FAConv(ProgramLayer):
     add_self_loops: bool = True
 
     src_attention: nnx.Param[Array] = field(init=False)
-
-    _program = staticmethod(_fa)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_same_width(self, "both ends", check_one_width(self))
@@ -320,7 +314,7 @@ def _gmm(
     return summed(reduced(g, m, reduce), None if root is None else x_dst @ root, bias)
 
 
-class GMMConv(ProgramLayer):
+class GMMConv(ProgramLayer, program=_gmm):
     """Convolution by Gaussians: ``x_i W' + agg Σ_k exp(-|(e_ij - m_k) / s_k|² / 2) x_j W_k + b``.
 
     Monti et al., "Geometric deep learning on graphs and manifolds using mixture model CNNs", CVPR
@@ -348,8 +342,6 @@ class GMMConv(ProgramLayer):
     kernel_size: int
     reduce: Reduction = "mean"
     self_weight: bool = True
-
-    _program = staticmethod(_gmm)
 
     def _widths(self) -> dict[str, int | None]:
         sizes = {"kernels": self.kernel_size, "kernels_out": self.kernel_size * self.out_features}
@@ -381,7 +373,7 @@ def _pdn(
     return summed(y + scale**2 * t if add_self_loops else y, bias)
 
 
-class PDNConv(ProgramLayer):
+class PDNConv(ProgramLayer, program=_pdn):
     """Pathfinder discovery: GCN's convolution whose weights of edges an MLP makes of features.
 
     Rozemberczki et al., "Pathfinder discovery networks for neural message passing", WWW 2021. The
@@ -408,8 +400,6 @@ class PDNConv(ProgramLayer):
     mlp_features: int | None = None
     normalization: GCNNormalization | None = "symmetric"
     add_self_loops: bool = True
-
-    _program = staticmethod(_pdn)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_one_width(self)

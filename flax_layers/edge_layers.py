@@ -144,7 +144,7 @@ def _gine(
     return (1 + (eps if learned_eps is None else learned_eps)) * x_dst + g.sum(m)
 
 
-class GINEConv(GINEOptions, _MLPLayer):
+class GINEConv(GINEOptions, _MLPLayer, program=_gine):
     """GIN's convolution with features of edges: ``MLP((1 + eps) x_i + Σ ReLU(x_j + e_ij W))``.
 
     Hu et al., "Strategies for pre-training graph neural networks", ICLR 2020, and PyTorch
@@ -161,8 +161,6 @@ class GINEConv(GINEOptions, _MLPLayer):
         >>> conv(graph, jnp.ones((3, 4)), jnp.ones((3, 2))).shape
         (3, 8)
     """
-
-    _program = staticmethod(_gine)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         src = check_one_width(self)
@@ -216,7 +214,7 @@ def _res_gated(
     return summed(g.sum(m), None if root is None else x_dst @ root, bias)
 
 
-class ResGatedGraphConv(ProgramLayer):
+class ResGatedGraphConv(ProgramLayer, program=_res_gated):
     """Residual gated convolution: ``x_i W + Σ sigmoid(k(x_i) + q(x_j)) v(x_j) + b``.
 
     Bresson and Laurent, "Residual gated graph ConvNets", 2017, as PyTorch Geometric's layer of this
@@ -239,8 +237,6 @@ class ResGatedGraphConv(ProgramLayer):
 
     edge_in_features: int | None = None
     self_weight: bool = True
-
-    _program = staticmethod(_res_gated)
 
 
 class GatedGCNOptions(LinearOptions):
@@ -275,7 +271,7 @@ def _gated_gcn(
     return a(x_dst) + (sums / (g.sum(gate) + 1e-6)).astype(score.dtype), score
 
 
-class GatedGCNConv(GatedGCNOptions, ProgramLayer):
+class GatedGCNConv(GatedGCNOptions, ProgramLayer, program=_gated_gcn):
     """Gated convolution with features of edges, which have new ones, too.
 
     ``e'_ij = C e_ij + D x_i + E x_j``, of which the gates ``s = sigmoid(e')`` weigh messages:
@@ -294,8 +290,6 @@ class GatedGCNConv(GatedGCNOptions, ProgramLayer):
     """
 
     has_activation: ClassVar[bool] = True
-
-    _program = staticmethod(_gated_gcn)
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self,
@@ -386,7 +380,7 @@ def _cg(
     return x_dst + reduced(g, jax.nn.sigmoid(gate(z)) * jax.nn.softplus(core(z)), reduce)
 
 
-class CGConv(ProgramLayer):
+class CGConv(ProgramLayer, program=_cg):
     """Crystal graph convolution: ``x_i + Σ sigmoid(z_ij W + b) softplus(z_ij W' + b')``.
 
     ``z_ij`` are the features of both ends and of the edge side by side. Xie and Grossman, "Crystal
@@ -408,8 +402,6 @@ class CGConv(ProgramLayer):
     edge_in_features: int | None = None
     reduce: Reduction = "sum"
 
-    _program = staticmethod(_cg)
-
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_same_width(self, "destinations", base.endpoint_sizes(self.in_features)[1])
         super()._make_parameters(factory)
@@ -430,7 +422,7 @@ def _edge_conv(
     return reduced(g, mlp(joined(end, g.src(x_src) - end)), reduce)
 
 
-class EdgeConv(ProgramLayer):
+class EdgeConv(ProgramLayer, program=_edge_conv):
     """Edge convolution: the maximum of ``MLP(x_i, x_j - x_i)`` over a node's edges.
 
     Wang et al., "Dynamic graph CNN for learning on point clouds", ACM Transactions on Graphics
@@ -449,8 +441,6 @@ class EdgeConv(ProgramLayer):
 
     mlp_features: int | None = None
     reduce: Reduction = "max"
-
-    _program = staticmethod(_edge_conv)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_one_width(self)
@@ -474,7 +464,7 @@ def _nn_conv(
     )
 
 
-class NNConv(ProgramLayer):
+class NNConv(ProgramLayer, program=_nn_conv):
     """Convolution whose weights are a function of the edge: ``x_i W + Σ x_j MLP(e_ij) + b``.
 
     Gilmer et al., "Neural message passing for quantum chemistry", ICML 2017. The MLP has one hidden
@@ -500,8 +490,6 @@ class NNConv(ProgramLayer):
     mlp_features: int | None = None
     reduce: Reduction = "sum"
     self_weight: bool = True
-
-    _program = staticmethod(_nn_conv)
 
     def _widths(self) -> dict[str, int | None]:
         src, _ = base.endpoint_sizes(self.in_features)
@@ -593,7 +581,7 @@ def _pna_reduced(g: Any, m: Array, reduce: str) -> Any:
     return (variance if reduce == "var" else jnp.where(is_least, 0, root)).astype(m.dtype)
 
 
-class PNAConv(PNAOptions, ProgramLayer):
+class PNAConv(PNAOptions, ProgramLayer, program=_pna):
     """Principal neighbourhood aggregation: several reductions, each scaled by functions of degree.
 
     Corso et al., "Principal neighbourhood aggregation for graph nets", NeurIPS 2020, as PyTorch
@@ -611,8 +599,6 @@ class PNAConv(PNAOptions, ProgramLayer):
         >>> PNAConv(4, 8, degree_histogram=degrees, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
         (3, 8)
     """
-
-    _program = staticmethod(_pna)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_one_width(self)
@@ -723,7 +709,7 @@ def _message_norm(y: Array, x: Array, scale: Array | None) -> Array:
 GENReduction = Literal["softmax", "power", "sum", "mean", "max", "min"]
 
 
-class GENConv(_MLPLayer):
+class GENConv(_MLPLayer, program=_gen):
     """Generalized aggregation: ``MLP(x_i + agg(ReLU(x_j + e_ij) + eps))``.
 
     Li et al., "DeeperGCN: all you need to train deeper GCNs", 2020, as PyTorch Geometric's layer of
@@ -765,8 +751,6 @@ class GENConv(_MLPLayer):
     expansion: int = 2
     eps: float = 1e-7
     use_bias: bool = False
-
-    _program = staticmethod(_gen)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         src, dst = base.endpoint_sizes(self.in_features)

@@ -49,7 +49,7 @@ def _cf(
     return output(g.sum(g.src(x_src @ kernel) * filters(edge_features) * near))
 
 
-class CFConv(ProgramLayer):
+class CFConv(ProgramLayer, program=_cf):
     """Continuous-filter convolution: ``Σ (x_j W) MLP(e_ij) (cos(π d_ij / cutoff) + 1) / 2``.
 
     Schütt et al., "SchNet", NeurIPS 2017, as in PyTorch Geometric's SchNet: the MLP has a shifted
@@ -74,8 +74,6 @@ class CFConv(ProgramLayer):
     edge_in_features: int
     mlp_features: int | None = None
     cutoff: float = 10.0
-
-    _program = staticmethod(_cf)
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self, graph: Graph, x: base.NodeFeatures, edge_features: ArrayLike, *, distance: ArrayLike
@@ -120,7 +118,7 @@ def _egnn(
     return x_dst + y if residual and y.shape == x_dst.shape else y, pos_dst + g.mean(step * size)
 
 
-class EGNNConv(ProgramLayer):
+class EGNNConv(ProgramLayer, program=_egnn):
     """Equivariant convolution: messages know distances, and move points along their differences.
 
     ``m_ij = MLP(x_i, x_j, |p_i - p_j|², e_ij)``, ``x'_i = x_i + MLP(x_i, Σ m_ij)`` and
@@ -149,8 +147,6 @@ class EGNNConv(ProgramLayer):
     dimensions: int = 3
     residual: bool = True
     unit_differences: bool = False
-
-    _program = staticmethod(_egnn)
 
     def _widths(self) -> dict[str, int | None]:
         return super()._widths() | {"dimensions": self.dimensions}
@@ -213,7 +209,7 @@ def _painn(
     return x + to_x + dots * jnp.sum(a * b, -2), v + scale[None] * b
 
 
-class PaiNNConv(ProgramLayer):
+class PaiNNConv(ProgramLayer, program=_painn):
     """Polarizable interaction: scalar features, and vectors that turn with the points.
 
     Schütt, Unke and Gastegger, "Equivariant message passing for the prediction of tensorial
@@ -237,8 +233,6 @@ class PaiNNConv(ProgramLayer):
 
     num_basis: int = 20
     cutoff: float = 5.0
-
-    _program = staticmethod(_painn)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         for size in base.endpoint_sizes(self.in_features):
@@ -305,7 +299,7 @@ def _point_net(
     return output(reduced(g, m, "max"))
 
 
-class PointNetConv(_PointLayer):
+class PointNetConv(_PointLayer, program=_point_net):
     """PointNet++'s set layer: ``(max MLP(x_j, p_j - p_i)) W + b`` over a point's neighbours.
 
     Qi et al., "PointNet++", NeurIPS 2017, as PyTorch Geometric's layer of this name, with an MLP of
@@ -327,8 +321,6 @@ class PointNetConv(_PointLayer):
     mlp_features: int | None = None
     dimensions: int = 3
     add_self_loops: bool = True
-
-    _program = staticmethod(_point_net)
 
 
 def _point_transformer(
@@ -360,7 +352,7 @@ def _point_transformer(
     return softmax_with_self(g, score, g.src(v) + delta, own[1], own[0] + at_self)
 
 
-class PointTransformerConv(_PointLayer):
+class PointTransformerConv(_PointLayer, program=_point_transformer):
     """Vector attention of points: ``Σ softmax(f(q_i - k_j + d_ij)) (v_j + d_ij)``, by feature.
 
     Zhao et al., "Point transformer", ICCV 2021, where ``d_ij`` is a linear map of ``p_i - p_j``,
@@ -387,5 +379,3 @@ class PointTransformerConv(_PointLayer):
     dimensions: int = 3
     attention_mlp: bool = False
     add_self_loops: bool = True
-
-    _program = staticmethod(_point_transformer)

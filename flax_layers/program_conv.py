@@ -316,8 +316,8 @@ def _made_program(function: Callable[..., Any], is_bipartite: bool) -> Any:
 class ProgramLayer(LinearOptions):
     """Base of convolutions whose message passing is a program.
 
-    A subclass has the function as its attribute `_program`. Arguments of the function that are
-    neither inputs nor parameters get the layer's attributes of their names.
+    A subclass names the function as its class argument `program`. Arguments of the function that
+    are neither inputs nor parameters get the layer's attributes of their names.
 
     Attributes:
         in_features: Features per node of the input; a pair for sources and destinations.
@@ -330,6 +330,12 @@ class ProgramLayer(LinearOptions):
 
     in_features: int | tuple[int, int] = field(kw_only=False)
     out_features: int = field(kw_only=False)
+
+    def __init_subclass__(cls, program: Callable[..., Any] | None = None, **options: bool) -> None:
+        """Keep the program of a subclass, which is no method."""
+        if program is not None:
+            cls._program = staticmethod(program)
+        super().__init_subclass__(**options)
 
     def _widths(self) -> dict[str, int | None]:
         """Return the widths by name, further ones in a subclass."""

@@ -16,12 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers import _base as base
-from flax_layers._declaration import (
-    LinearOptions,
-    ParameterFactory,
-    ParameterLayer,
-    check_positive,
-)
+from flax_layers._declaration import LinearOptions, ParameterFactory, ParameterLayer, check_positive
 from flax_layers.edge_layers import GINE, PNA, GatedGCN
 from flax_layers.gin import GIN, GINBlock
 from flax_layers.graph import GCN, SAGE

@@ -79,7 +79,7 @@ def _simple_hgn(
     return summed(y.reshape(-1) if concat else y.mean(0), bias), share
 
 
-class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer):
+class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer, program=_simple_hgn):
     """Attention that knows relations by an embedding: GAT's scores and ``⟨a, r W⟩``, r the edge's.
 
     Lv et al., "Are we really making much progress? Revisiting, benchmarking and refining
@@ -107,8 +107,6 @@ class SimpleHGNConv(SimpleHGNOptions, MultiHead, ProgramLayer):
     """
 
     structure = RelationalGraph
-
-    _program = staticmethod(_simple_hgn)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         self._check_heads()
@@ -254,7 +252,7 @@ def _heat(
     return y.reshape(-1) if concat else y.mean(0)
 
 
-class HEATConv(HEATOptions, MultiHead, ProgramLayer):
+class HEATConv(HEATOptions, MultiHead, ProgramLayer, program=_heat):
     """Attention that knows types of nodes, relations and features of edges, in its values, too.
 
     Of ``z_i``, a map of ``x_i`` by its type, heads have scores ``LeakyReLU(⟨a, (z_i, z_j, r_ij,
@@ -281,8 +279,6 @@ class HEATConv(HEATOptions, MultiHead, ProgramLayer):
     structure = RelationalGraph
 
     in_features: int = field(kw_only=False)
-
-    _program = staticmethod(_heat)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         self._check_heads()
@@ -385,7 +381,7 @@ def _film(
     return modulated(x_dst @ root_film, x_dst @ root) + g.sum(m)
 
 
-class FiLMConv(ProgramLayer):
+class FiLMConv(ProgramLayer, program=_film):
     """Convolution whose messages the destination scales and shifts: feature-wise linear modulation.
 
     ``ReLU(c_i * x_i W + b_i) + Σ_r agg ReLU(c_ri * x_j W_r + b_ri)``, c and b linear in ``x_i``.
@@ -411,8 +407,6 @@ class FiLMConv(ProgramLayer):
 
     num_relations: int
     reduce: FiLMReduction = "mean"
-
-    _program = staticmethod(_film)
 
     def _widths(self) -> dict[str, int | None]:
         sizes = {"relations": self.num_relations, "double": 2 * self.out_features}
@@ -451,7 +445,7 @@ def _rgin(
     return mlp(summed(y, None if root is None else x_dst @ root))
 
 
-class RGINConv(ProgramLayer):
+class RGINConv(ProgramLayer, program=_rgin):
     """Relational graph isomorphism convolution: ``MLP(Σ_r Σ MLP_r(x_j) + x_i W)``.
 
     Brockschmidt, "GNN-FiLM", ICML 2020, where a node's own features are a relation. Each MLP has
@@ -478,8 +472,6 @@ class RGINConv(ProgramLayer):
     num_relations: int
     mlp_features: int | None = None
     self_weight: bool = True
-
-    _program = staticmethod(_rgin)
 
     def _widths(self) -> dict[str, int | None]:
         return super()._widths() | {"relations": self.num_relations}

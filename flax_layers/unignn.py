@@ -137,7 +137,7 @@ class UniSAGEOptions(UniOptions):
     node_reduce: Reduce = "sum"
 
 
-class UniSAGEConv(UniSAGEOptions, _UniConvolution):
+class UniSAGEConv(UniSAGEOptions, _UniConvolution):  # type: ignore[misc]  # a field there
     """UniSAGE: ``(X + agg'(agg(X))) Theta + b``, to each hyperedge and from there to each node.
 
     Huang and Yang, "UniGNN", IJCAI 2021: by default a mean over each hyperedge's nodes, and a sum
