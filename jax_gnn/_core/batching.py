@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,10 +64,9 @@ def batch_features(
 
 def batch_composition(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Any:
     """Apply a primitive to a batch by the primitives of its plain version."""
-    plain = functools.partial(bind.op.xla, **bind.attributes, implementation=bind.implementation)
 
     def of_operands(*args: PyTree) -> Any:
-        return plain(**dict(zip(operands._fields, args, strict=True)))
+        return bind.op.xla(**dict(zip(operands._fields, args, strict=True)), **bind.attributes)
 
     return vmap_batched(of_operands, size, *batched)(*operands)
 

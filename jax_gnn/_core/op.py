@@ -193,9 +193,9 @@ class Op:
         OPS[self.name] = self
         primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
         primitive.def_abstract_eval(functools.partial(_abstract_eval, self))
-        ad.primitive_jvps[primitive] = functools.partial(_jvp, self)
-        ad.primitive_transposes[primitive] = functools.partial(_transpose, self)
-        batching.primitive_batchers[primitive] = functools.partial(_batch, self)
+        ad.primitive_jvps[primitive] = functools.partial(_apply_rule, _jvp, self)
+        ad.primitive_transposes[primitive] = functools.partial(_apply_rule, _transpose, self)
+        batching.primitive_batchers[primitive] = functools.partial(_apply_rule, _batch, self)
         mlir.register_lowering(primitive, functools.partial(lower, self, "xla"))
         for platform in get_args(Platform):
             rule = functools.partial(lower, self, platform)
@@ -287,6 +287,13 @@ def _parse(
     return Bind(op, implementation, attributes), tree
 
 
+def _apply_rule(rule: Callable[..., Any], op: Op, *args: Any, **params: Attribute) -> Any:
+    """Apply a rule to an equation; ops in it have the implementation of the equation's."""
+    bind, tree = _parse(op, **params)
+    with ffi.chosen_implementation(bind.implementation):
+        return rule(bind, tree, *args)
+
+
 def _abstract_eval(op: Op, *avals: Aval, **params: Attribute) -> Any:
     bind, tree = _parse(op, **params)
     result = op.result(tree.unflatten(avals), **bind.attributes)
@@ -301,7 +308,8 @@ def _split(
     rule = bind.op.sharding(tree.unflatten(avals), results, **bind.attributes)
 
     def local(leaves: Sequence[Array], pieces: sharding.Pieces) -> list[Array]:
-        return jax.tree.leaves(rule.local(bind, tree.unflatten(leaves), pieces))
+        with ffi.chosen_implementation(bind.implementation):
+            return jax.tree.leaves(rule.local(bind, tree.unflatten(leaves), pieces))
 
     return sharding.Split(rule, local)
 
@@ -316,20 +324,18 @@ def abstract_like(aval: Aval, like: Shaped) -> Any:
 
 
 def _jvp(
-    op: Op, primals: Sequence[Leaf], tangents: Sequence[Leaf], **params: Attribute
+    bind: Bind, tree: PyTreeDef, primals: Sequence[Leaf], tangents: Sequence[Leaf]
 ) -> tuple[Any, Any]:
-    bind, tree = _parse(op, **params)
-    linear = tuple(key for key in op.transpose if isinstance(key, str))
-    rule = op.jvp or functools.partial(multilinear_jvp, linear)
+    linear = tuple(key for key in bind.op.transpose if isinstance(key, str))
+    rule = bind.op.jvp or functools.partial(multilinear_jvp, linear)
     directions = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
     result, tangent = rule(bind, tree.unflatten(map(as_jax, primals)), tree.unflatten(directions))
     zero = jax.tree.map(lambda x: ad.Zero(jax.typeof(x).to_tangent_aval()), result)
     return result, zero if tangent is None else tangent
 
 
-def _transpose(op: Op, cotangent: PyTree, *leaves: Leaf, **params: Attribute) -> list[Any]:
-    bind, tree = _parse(op, **params)
-    operands = tree.unflatten(map(as_jax, leaves))
+def _transpose(bind: Bind, tree: PyTreeDef, cotangent: PyTree, *leaves: Leaf) -> list[Any]:
+    op, operands = bind.op, tree.unflatten(map(as_jax, leaves))
     positions = tree.unflatten(range(len(leaves)))
     linear = [
         name
@@ -375,10 +381,9 @@ def move_batch_axes(leaves: Sequence[Leaf], dims: Sequence[int | None]) -> list[
 
 
 def _batch(
-    op: Op, leaves: Sequence[Leaf], dims: Sequence[int | None], **params: Attribute
+    bind: Bind, tree: PyTreeDef, leaves: Sequence[Leaf], dims: Sequence[int | None]
 ) -> tuple[Any, Any]:
-    bind, tree = _parse(op, **params)
-    batched = [dim is not None for dim in dims]
+    op, batched = bind.op, [dim is not None for dim in dims]
     leaves = move_batch_axes(leaves, dims)
     size = next(x.shape[0] for x, is_batched in zip(leaves, batched, strict=True) if is_batched)
     if size == 0:  # rules divide by it

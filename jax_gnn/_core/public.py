@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
 from collections.abc import Callable
@@ -20,10 +21,15 @@ def public(function: F) -> F:
     """Mark a function or class as public, exported by the nearest package without an underscore.
 
     ``__module__`` becomes that package, where `pickle` and documentation look the name up.
-    Operations of a function appear under its name in profiles. Its signature does not change.
+    Operations of a function appear under its name in profiles. An argument ``implementation``
+    selects that of all ops in it. Its signature does not change.
     """
     package = function.__module__.rpartition(".")[0].partition("._")[0]
     if not isinstance(function, type):
+        if "implementation" in inspect.signature(function).parameters:
+            from jax_gnn._core.ffi import selects_implementation  # which imports this module
+
+            function = selects_implementation(function)
         function = jax.named_scope(function.__name__)(function)
     function.__module__ = package
     return function

@@ -145,7 +145,7 @@ def segments_of(use: Use, indices: Array, is_sorted: bool = False) -> SparseMatr
     """
     ids = as_signed(indices[:, 0])
     ids = jnp.clip(ids, 0, use.end.num_nodes - 1) if use.mode == "clip" else ids
-    return Segments(ids, use.end.num_nodes, is_sorted, None).matrix
+    return Segments(ids, use.end.num_nodes, is_sorted).matrix
 
 
 def sum_rows(x: Array, segments: SparseMatrix) -> Array:

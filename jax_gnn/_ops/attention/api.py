@@ -90,9 +90,7 @@ def additive_attention(
                [1.],
                [0.]], dtype=float32)
     """
-    args = _AttentionArgs.parse(
-        graph, "value", value, negative_slope, edge_scale, return_lse, implementation
-    )
+    args = _AttentionArgs.parse(graph, "value", value, negative_slope, edge_scale, return_lse)
     dst_score = args.check_scores("dst_score", dst_score, "num_dst", args.graph.num_dst)
     src_score = args.check_scores("src_score", src_score, "num_src", args.graph.num_src)
     bias = args.check_edge_scores("edge_bias", edge_bias)
@@ -100,7 +98,7 @@ def additive_attention(
     if bias is None:
         return args.attend(AdditiveScores(dst_score, src_score), features)
     at_dst, at_src = xla.end_matrices(args.matrix)
-    score = gather(dst_score, at_dst, implementation) + gather(src_score, at_src, implementation)
+    score = gather(dst_score, at_dst) + gather(src_score, at_src)
     return args.attend(EntryScores(xla.leaky(score + bias, args.slope)), features)
 
 
@@ -158,9 +156,7 @@ def gatv2_attention(
                [0.]], dtype=float32)
     """
     values, name = (src, "src") if value is None else (value, "value")
-    args = _AttentionArgs.parse(
-        graph, name, values, negative_slope, edge_scale, return_lse, implementation
-    )
+    args = _AttentionArgs.parse(graph, name, values, negative_slope, edge_scale, return_lse)
     acc, matrix = args.acc, args.matrix
     dst = args.check_rows("dst", dst, "num_dst", args.graph.num_dst)
     src = args.check_rows("src", src, "num_src", args.graph.num_src)
@@ -187,13 +183,12 @@ def gatv2_attention(
             matrix,
             heads=heads,
             slope=args.slope,
-            implementation=implementation,
         )
     else:
         at_dst, at_src = xla.end_matrices(matrix)
         # Half types would round the sum of two terms across the LeakyReLU's kink at 0.
         dst, src, features = (x.astype(acc) for x in (dst, src, features))
-        summed = gather(dst, at_dst, implementation) + gather(src, at_src, implementation)
+        summed = gather(dst, at_dst) + gather(src, at_src)
         valid = matrix.by_row.valid(args.graph.num_src)
         summed = jnp.where(row_wise(valid, summed), summed + features, 0)
         terms = feature_wise(attention, summed) * xla.leaky(summed, args.slope)
@@ -252,7 +247,7 @@ def dot_attention(
                [0.],
                [0.]], dtype=float32)
     """
-    args = _AttentionArgs.parse(graph, "value", value, 1.0, edge_scale, return_lse, implementation)
+    args = _AttentionArgs.parse(graph, "value", value, 1.0, edge_scale, return_lse)
     key_is_value = key is value
     query = args.check_rows("query", query, "num_dst", args.graph.num_dst)
     key = args.check_rows("key", key, "num_src", args.graph.num_src)
@@ -271,12 +266,10 @@ def dot_attention(
     query, key = as_matrix(query), as_matrix(key)
     if features is None and bias is None:
         return args.attend(DotScores(query, None if key_is_value else key, scale.reshape(1, 1)))
-    score = sddmm(query, key, args.matrix, heads=heads, implementation=implementation)
+    score = sddmm(query, key, args.matrix, heads=heads)
     if features is not None:
         by_edge = xla.carried(args.matrix)
-        score += sddmm(
-            query, as_matrix(features), by_edge, heads=heads, implementation=implementation
-        )
+        score += sddmm(query, as_matrix(features), by_edge, heads=heads)
     score *= scale
     return args.attend(EntryScores(score if bias is None else score + bias), features)
 
@@ -291,7 +284,6 @@ class _AttentionArgs(NamedTuple):
     slope: float  # slope of the LeakyReLU
     edge_scale: Array | None  # (num_edges, heads) in the accumulator type, or None
     return_lse: bool  # whether to return the logarithms of the softmax's denominators
-    implementation: Implementation | None  # implementation of the kernels
 
     @classmethod
     def parse(
@@ -302,7 +294,6 @@ class _AttentionArgs(NamedTuple):
         negative_slope: float,
         edge_scale: ArrayLike | None,
         return_lse: bool,
-        implementation: Implementation | None,
     ) -> _AttentionArgs:
         """Check the arguments; ``name`` is that of the values in errors."""
         graph = arguments.check_container("graph", graph, Graph)
@@ -314,7 +305,7 @@ class _AttentionArgs(NamedTuple):
             )
         slope = arguments.check_finite("negative_slope", negative_slope)
         return_lse = arguments.check_flag("return_lse", return_lse)
-        args = cls(graph, graph, value, name, slope, None, return_lse, implementation)
+        args = cls(graph, graph, value, name, slope, None, return_lse)
         scale = args.check_edge_scores("edge_scale", edge_scale)
         graph, scale = graph._gated(scale, args.acc, args.heads)
         return args._replace(graph=graph, edge_scale=scale)
@@ -371,11 +362,11 @@ class _AttentionArgs(NamedTuple):
     def attend(self, scores: Scores, edge_features: Array | None = None) -> Any:
         """Return the sums of values and edges' features under the softmax of the scores."""
         value, matrix, heads = as_matrix(self.value), self.matrix, self.heads
-        num_dst, implementation = matrix.by_row.num_rows, self.implementation
+        num_dst = matrix.by_row.num_rows
         if heads == 0:  # kernels need one head
             y, stats = jnp.zeros((num_dst, 0), self.acc), jnp.zeros((num_dst, 0, 2), self.acc)
         else:
-            options: Any = {"heads": heads, "slope": self.slope, "implementation": implementation}
+            options: Any = {"heads": heads, "slope": self.slope}
             y, stats = attend(value, scores, self.edge_scale, matrix, **options)
             edge_weights = functools.partial(
                 weights, value, scores, self.edge_scale, stats, matrix, **options
@@ -383,7 +374,7 @@ class _AttentionArgs(NamedTuple):
             self.gated_graph._note("attention", edge_weights)
             if edge_features is not None:
                 features, by_edge = as_matrix(edge_features), xla.carried(matrix)
-                y += weighted_sum(features, edge_weights(), by_edge, heads, implementation)
+                y += weighted_sum(features, edge_weights(), by_edge, heads)
         y = reshape(y, num_dst, *self.value.shape[1:]).astype(self.value.dtype)
         return (y, xla.logsumexp(stats)) if self.return_lse else y
 

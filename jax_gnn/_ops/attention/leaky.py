@@ -152,9 +152,7 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
     q = product(primals.col_key, tangents.col_key)
     if p is None and q is None:
         return bind(primals), None
-    (tangent,) = leaky_dots(
-        primals._replace(vector=None), (p, q), **bind.attributes, implementation=bind.implementation
-    )
+    (tangent,) = leaky_dots(primals._replace(vector=None), (p, q), **bind.attributes)
     return bind(primals), tangent
 
 
@@ -164,8 +162,7 @@ def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array
 
     def scores(keys: Keys) -> Array:
         p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])
-        options = {**bind.attributes, "implementation": bind.implementation}
-        return leaky_dots(keys._replace(vector=None), (p, q), **options)[0]
+        return leaky_dots(keys._replace(vector=None), (p, q), **bind.attributes)[0]
 
     return cast(Array, vmap_batched(scores, size, batched)(operands))
 
@@ -190,7 +187,7 @@ def _sum_transpose_factor(bind: Bind, ct: Array, operands: LeakySum) -> Array:
     keys = Keys(row_key, col_key, None, matrix)
     if matrix.by_row.order is not None:
         keys, pq = Keys(col_key, row_key, None, matrix.T), (None, ct)
-    return leaky_dots(keys, pq, **bind.attributes, implementation=bind.implementation)[0]
+    return leaky_dots(keys, pq, **bind.attributes)[0]
 
 
 def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:

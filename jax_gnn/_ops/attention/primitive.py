@@ -36,7 +36,6 @@ from jax_gnn._core.kernels import (
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp
 from jax_gnn._core.sharding import Piece, Sharding
-from jax_gnn._ops import composition, use_implementation
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
 from jax_gnn._ops.attention.scores import (
@@ -114,7 +113,6 @@ def _sloped(scores: Scores, tangent: Array, raw: Array, slope: float) -> Array:
     return xla.sloped(tangent, raw, slope) if scores.is_leaky else tangent
 
 
-@composition
 def _composed(
     value: Array,
     scores: Scores,
@@ -181,7 +179,6 @@ def _raw_gradients(
     return grads.value, _sloped(residuals.scores, grads.score, raw, slope)
 
 
-@composition
 def _composed_vjp(*, with_row: bool, heads: int, slope: float, **operands: Any) -> list[Array]:
     residuals = Residuals(**operands)
     scores, options = residuals.scores, dict[str, Any](heads=heads, slope=slope)
@@ -308,9 +305,8 @@ _UNSCHEDULED = {
 
 
 def _options(bind: Bind) -> dict[str, Any]:
-    """Return the heads, the slope and the implementation of a primitive."""
-    attributes = {name: bind.attributes[name] for name in ("heads", "slope")}
-    return {**attributes, "implementation": bind.implementation}
+    """Return the heads and the slope of a primitive."""
+    return {name: bind.attributes[name] for name in ("heads", "slope")}
 
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
@@ -324,9 +320,7 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
     residuals = Residuals(value, scores, entry_scale, y, stats, raw, None, None, matrix)
     dy, dlog_sum = attention_jvp(residuals, moving, **_options(bind))
     if keeps_raw:
-        heads, slope = bind.attributes["heads"], bind.attributes["slope"]
-        with use_implementation(bind.implementation):
-            draw = _raw_jvp(primals, moving, heads=heads, slope=slope)[1]
+        draw = _raw_jvp(primals, moving, **_options(bind))[1]
     else:
         raw = draw = raw[:0]
     # The number that scores are relative to has no tangent, as it cancels in the result.
@@ -335,10 +329,9 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
 
 def _composition_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
     """Differentiate the composition of other primitives."""
-    with use_implementation(bind.implementation):
-        results: Any = composed_jvp(
-            lambda operands: bind.op.xla(**operands._asdict(), **bind.attributes), primals, tangents
-        )
+    results: Any = composed_jvp(
+        lambda operands: bind.op.xla(**operands._asdict(), **bind.attributes), primals, tangents
+    )
     return results[0], results[1]
 
 
@@ -513,11 +506,10 @@ def attend(
     *,
     heads: int,
     slope: float = 1.0,
-    implementation: str | None = None,
 ) -> list[Array]:
     """Return the sums and the statistics: the first two results of ``attention``."""
-    options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
-    y, stats, _ = attention(value, scores, entry_scale, matrix, keeps_raw=False, **options)
+    options: Any = {"heads": heads, "slope": slope, "keeps_raw": False}
+    y, stats, _ = attention(value, scores, entry_scale, matrix, **options)
     return [y, stats]
 
 
@@ -530,13 +522,10 @@ def weights(
     *,
     heads: int,
     slope: float,
-    implementation: str | None = None,
 ) -> Array:
     """Return the weights of values in ``attention``, ``(entries, heads)``; 0 for padding."""
-    with use_implementation(implementation):
-        raw = scores.raw(Entries(value, matrix, heads, slope))
-        score = _entry_scores(scores, raw, slope).score
-        return xla.weights(score, entry_scale, stats, matrix)
+    raw = scores.raw(Entries(value, matrix, heads, slope))
+    return xla.weights(_entry_scores(scores, raw, slope).score, entry_scale, stats, matrix)
 
 
 # Results: tangents of y and of stats[1]. Linear operands are `Tangents`; the tangent ``score`` is

@@ -43,7 +43,7 @@ Side = Literal["node", "hyperedge"]
 
 
 @public
-@one_call("activation", "normalization", "hyperedge_reduce", "node_reduce", "implementation")
+@one_call("activation", "normalization", "hyperedge_reduce", "node_reduce")
 def hypergraph_aggregate(
     hypergraph: Hypergraph,
     x: Float[Array, "num_nodes *features"],
@@ -152,9 +152,7 @@ def hypergraph_aggregate(
             "hyperedge_reduce and node_reduce must be 'sum' with it, got "
             f"{hyperedge_reduce!r} and {node_reduce!r}"
         )
-    to_hyperedges, to_nodes = _parse_stages(
-        hypergraph, incidence_weight, head_weight, wide, implementation
-    )
+    to_hyperedges, to_nodes = _parse_stages(hypergraph, incidence_weight, head_weight, wide)
     # All factors fold into one scale for each of senders, hyperedges and receivers.
     factors_in, factors_edge, factors_out = [scale_in], [weight, scale_edge], [scale_out]
     if normalization is not None:
@@ -261,9 +259,7 @@ def hypergraph_norm(
     weight = arguments.check_scale_column(
         "hyperedge_weight", hyperedge_weight, "num_hyperedges", hypergraph.num_hyperedges, acc
     )
-    to_hyperedges, to_nodes = _parse_stages(
-        hypergraph, incidence_weight, head_weight, single_head, implementation
-    )
+    to_hyperedges, to_nodes = _parse_stages(hypergraph, incidence_weight, head_weight, single_head)
     norm = _norm(to_hyperedges, to_nodes, weight, normalization)
     hyperedge = _product([weight, norm.hyperedge], to_hyperedges, to_nodes.reversed)
     assert hyperedge is not None
@@ -317,7 +313,7 @@ def node_to_hyperedge(
     weight = arguments.check_weight(
         name, incidence_weight, "num_incidences", size, x, "x", "num_nodes"
     )
-    stage = _Stage(hypergraph.graph, weight, accumulator_dtype(x.dtype), implementation)
+    stage = _Stage(hypergraph.graph, weight, accumulator_dtype(x.dtype))
     return stage.reduce(x, reduce)
 
 
@@ -367,7 +363,7 @@ def hyperedge_to_node(
     arguments.check_choice("reduce", reduce, get_args(Reduce))
     name, acc = "incidence_weight", accumulator_dtype(h.dtype)
     weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
-    stage = _Stage(hypergraph.receiving, weight, acc, implementation, to_nodes=True)
+    stage = _Stage(hypergraph.receiving, weight, acc, to_nodes=True)
     return stage.reduce(h, reduce)
 
 
@@ -415,10 +411,10 @@ def incidence_softmax(
     if by == "node":
         ids, size = graph.t_rows, graph.num_src
         sort = permutation(graph.t_order, graph.transpose().t_order)
-        y = total(y, sort, implementation)
-    y = segment_softmax(y, segments(ids, size), implementation=implementation)
+        y = total(y, sort)
+    y = segment_softmax(y, segments(ids, size))
     if by == "node":
-        y = total(y, sort.T, implementation)
+        y = total(y, sort.T)
     return reshape(y, *scores.shape)
 
 
@@ -431,7 +427,6 @@ class _Stage(NamedTuple):
     graph: Graph  # bipartite graph from nodes to hyperedges
     weight: Array | None  # (num_incidences, heads) in the accumulator type, or None for ones
     acc: DTypeLike  # accumulator type
-    implementation: str | None  # implementation of the reduction
     to_nodes: bool = False  # whether nodes receive
 
     @property
@@ -459,7 +454,7 @@ class _Stage(NamedTuple):
     def reduce(self, x: Array, reduce: str) -> Array:
         """Reduce the senders' rows ``x`` at each receiver; a maximum over nothing is 0."""
         gated = self.gated
-        y = reduce_messages(x, gated.weight, gated.matrix, reduce, self.implementation)
+        y = reduce_messages(x, gated.weight, gated.matrix, reduce)
         if reduce in ("max", "min"):
             y = jnp.where(row_wise(_is_unused(self), y), 0, y)
         return y
@@ -472,7 +467,7 @@ class _Stage(NamedTuple):
             values = jnp.ones((self.matrix.by_col.num_rows, 1), self.acc)
         if self.weight is not None:
             values = jnp.broadcast_to(values, (values.shape[0], self.weight.shape[1]))
-        return reduce_messages(values, self.weight, self.matrix, "sum", self.implementation)
+        return reduce_messages(values, self.weight, self.matrix, "sum")
 
 
 class _AggregateArgs(NamedTuple):
@@ -507,7 +502,6 @@ def _parse_stages(
     incidence_weight: ArrayLike | None,
     head_weight: ArrayLike | None,
     x: jax.ShapeDtypeStruct,
-    implementation: Implementation | None,
 ) -> tuple[_Stage, _Stage]:
     """Return the stages to hyperedges and to nodes, with weights that fit features like ``x``."""
     name, size = "incidence_weight", hypergraph.num_incidences
@@ -519,8 +513,8 @@ def _parse_stages(
     else:
         weight = _check_head_weight("head_weight", head_weight, hypergraph, x, "x", "num_nodes")
     return (
-        _Stage(hypergraph.graph, tail_weight, x.dtype, implementation),
-        _Stage(hypergraph.receiving, weight, x.dtype, implementation, to_nodes=True),
+        _Stage(hypergraph.graph, tail_weight, x.dtype),
+        _Stage(hypergraph.receiving, weight, x.dtype, to_nodes=True),
     )
 
 
@@ -604,7 +598,6 @@ def _aggregate_in_one_call(args: _AggregateArgs) -> Array:
         args.residual,
         args.bias,
         relu=args.relu,
-        implementation=args.to_hyperedges.implementation,
     )
     return result
 

@@ -209,7 +209,7 @@ def _transpose_hyperedge_scale(bind: Bind, ct: Array, operands: Aggregation) -> 
             x = _scale_rows(x, scale, matrix.by_col)
         # Segment primitives read neither row pointers nor slots.
         by_row, by_col = (Csr(csr.rows, csr.cols, num_rows=csr.num_rows) for csr in matrix)
-        return total(x, SparseMatrix(by_row, by_col), bind.implementation)
+        return total(x, SparseMatrix(by_row, by_col))
 
     sent = sums(operands.to_hyperedges, operands.x, operands.node_scale_in)
     received = sums(operands.to_nodes.T, ct, operands.node_scale_out)
@@ -348,7 +348,7 @@ def _composition(
             residual=None if residual is None else as_matrix(residual),
             bias=None if bias is None else bias.ravel(),
         )
-        result = aggregate(*operands, relu=relu, implementation=implementation)
+        result = aggregate(*operands, relu=relu)
         return cast(Array, result.reshape(arrays["x"].shape))
 
     return joined

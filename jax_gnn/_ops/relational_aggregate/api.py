@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import LastRows, segments
-from jax_gnn._core.ffi import Implementation, check_implementation
+from jax_gnn._core.ffi import Implementation, selects_implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
@@ -107,7 +107,6 @@ def relational_aggregate(
         transpose_rhs=transpose_rhs,
         method=method,
         precision=precision,
-        implementation=implementation,
     )
 
 
@@ -124,6 +123,7 @@ class Halo(NamedTuple):
         return LastRows.of(by_source, self.num_own, graph.t_indptr[self.num_own], self.num_edges)
 
 
+@selects_implementation
 def aggregate_with_halo(
     graph: RelationalGraph,
     x: ArrayLike,
@@ -134,7 +134,6 @@ def aggregate_with_halo(
     transpose_rhs: bool = False,
     method: Method | Literal["auto"] = "auto",
     precision: jax.lax.PrecisionLike = None,
-    implementation: Implementation | None = None,
     halo: Halo | None = None,
 ) -> Array:
     """Apply `relational_aggregate`, where rows of the last sources may be on other devices."""
@@ -153,7 +152,6 @@ def aggregate_with_halo(
             f"of x, got shape {rhs.shape}"
         )
     arguments.check_choice("method", method, ("auto", *get_args(Method)))
-    check_implementation(implementation)
     part = _NEEDS.get(method)
     if part is not None and getattr(graph, part) is None:
         raise ValueError(
@@ -172,20 +170,16 @@ def aggregate_with_halo(
                 return jnp.einsum("n...k,bkm->nb...m", x, rhs, precision=precision)
 
             if halo is None:
-                return _sum_by_basis(graph, mapped(x), weight, coefficients, implementation)
+                return _sum_by_basis(graph, mapped(x), weight, coefficients)
             # Rows travel on the narrower side of the map.
             is_narrow = rhs.shape[0] * rhs.shape[2] < rhs.shape[1]
             z, halo_z = halo.fetch(mapped(x)) if is_narrow else map(mapped, halo.fetch(x))
             rows: Any = {"halo": halo_z, "halo_rows": halo.rows_of(graph.nodes)}
-            return _sum_by_basis(graph, z, weight, coefficients, implementation, **rows)
+            return _sum_by_basis(graph, z, weight, coefficients, **rows)
         rhs = jnp.tensordot(coefficients, rhs, 1, precision=precision)
     graph, weight = _messages(graph, weight, dtype)
     matrix = graph.matrix(weighted=True)
-    options: Any = {
-        "transposed": transpose_rhs,
-        "precision": level,
-        "implementation": implementation,
-    }
+    options: Any = {"transposed": transpose_rhs, "precision": level}
     if halo is not None:
         local, halo_x = halo.fetch(x)
         sizes = counts(x, rhs, matrix, transposed=transpose_rhs)
@@ -254,13 +248,13 @@ def relational_lookup(
         coefficients = coefficients.astype(table.dtype)
         if _sums_by_basis(graph, table, coefficients, lookup=True):
             z = table.swapaxes(0, 1)
-            return _sum_by_basis(graph, z, weight, coefficients, implementation)
+            return _sum_by_basis(graph, z, weight, coefficients)
         table = jnp.tensordot(coefficients, table, 1, precision=precision)
     graph, weight = _messages(graph, weight, table.dtype)
     matrix = lookup_matrix(graph.matrix(weighted=True), graph.num_relations)
     rows = reshape(table, graph.num_relations * graph.num_src, table.shape[2])
     column = None if weight is None else weight[:, None]
-    return reduce_messages(rows, column, matrix, "sum", implementation)
+    return reduce_messages(rows, column, matrix, "sum")
 
 
 def _check_coefficients(
@@ -289,18 +283,17 @@ def _sum_by_basis(
     z: Array,
     weight: ArrayLike | None,
     coefficients: Array,
-    implementation: Implementation | None,
     **halo: Any,
 ) -> Array:
     """Return the sums of rows ``(num_src, num_bases, *batch, n)`` over edges and bases."""
     # Σ_r Σ_b c_rb V_b x = Σ_b (Σ_e c_rb V_b x): edges are weighted by their relation's shares.
     types = types_matrix(graph._plain.matrix(weighted=True), graph.num_relations)
-    shares = gather(coefficients, types, implementation)
+    shares = gather(coefficients, types)
     if weight is not None:
         weight = _check_edge_weight(graph, weight)
         dtype = accumulator_dtype(shares.dtype)
         shares = shares.astype(dtype) * weight.astype(dtype)[:, None]
-    return spmm_with_halo(graph.nodes, z, shares, implementation=implementation, **halo).sum(1)
+    return spmm_with_halo(graph.nodes, z, shares, **halo).sum(1)
 
 
 def _messages(

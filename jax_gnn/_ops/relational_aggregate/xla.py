@@ -23,7 +23,6 @@ from jax_gnn._core.ids import PADDING, in_range, index_dtype, row_starts, take_i
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._core.sharding import auto_axes_like
-from jax_gnn._ops import composition
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer, grouped_product
 from jax_gnn._ops.segment_reduce.primitive import Messages, reduce_rows, total
@@ -64,7 +63,6 @@ def counts(x: Any, rhs: Any, matrix: RelationalMatrix, *, transposed: bool) -> C
 
 
 @auto_axes_like(0)
-@composition
 def relational_aggregate(
     x: Array,  # features, (sources, k)
     rhs: Array,  # weights of relations, (relations, k, n), or if `transposed` (relations, n, k)

@@ -10,12 +10,11 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn._core import arguments, ffi
+from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Float, Real
-from jax_gnn._ops import use_implementation
 from jax_gnn._ops.relational_attention import schedule
 from jax_gnn._ops.relational_attention.methods import (
     RGATScores,
@@ -116,7 +115,6 @@ def rgat_attention(
         arguments.check_flag("within_relations", within_relations),
         scale,
     )
-    ffi.check_implementation(implementation)
     attend = functools.partial(
         attend_rgat,
         plain_graph,
@@ -127,8 +125,7 @@ def rgat_attention(
         method=choose_method(plain_graph, method, weights.kernel, heads, dots=False),
         precision=arguments.precision_level(precision),
     )
-    with use_implementation(implementation):
-        y = attend()
+    y = attend()
     # Weights of edges are computed only if someone asks for them.
     graph.nodes._note("attention", functools.partial(attend, returns_weights=True))
     return y.reshape(len(y), heads, weights.src.shape[2])
@@ -217,7 +214,6 @@ def hgt_attention(
                 f"heads, got shape {x.shape}"
             )
     plain_graph, scale = graph._gated(None, accumulator_dtype(value.dtype), heads)
-    ffi.check_implementation(implementation)
     chosen = choose_method(plain_graph, method, kernel, heads, dots=True)
     if callable(pair_query):
         pair_query = pair_query() if chosen == "source_pairs" else None
@@ -236,8 +232,7 @@ def hgt_attention(
         precision=arguments.precision_level(precision),
         maps_keys=not arguments.check_flag("fold_query_into_key", fold_query_into_key),
     )
-    with use_implementation(implementation):
-        y = attend()
+    y = attend()
     graph.nodes._note("attention", functools.partial(attend, returns_weights=True))
     return y.reshape(len(y), heads, kernel.shape[2] // heads)
 

@@ -156,13 +156,12 @@ def pair_attention(
     heads: int,
     precision: jax.lax.Precision,
     scale: Array | None = None,
-    implementation: str | None = None,
 ) -> Array:
     """Return the attention of `Operands`, in their order.
 
     With ``scale``, ``(edges, heads)`` factors after the softmax, JAX differentiates the steps.
     """
-    implementation = implementation or ffi.chosen_implementation.value
+    implementation = ffi.chosen_implementation.value  # rules may run outside of the context
     attributes: Any = {"heads": heads, "precision": precision}
 
     def steps(*operands: Any, scale: Array | None = None) -> tuple[Array, Array, Array, Array]:

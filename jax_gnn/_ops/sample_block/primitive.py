@@ -158,15 +158,11 @@ def _block_composition(
         drawn = BlockOperands(**operands)
         nodes, num_dst = drawn.nodes, drawn.nodes.shape[0]
         tree = {**options, "is_tree": True, "num_src": num_dst + num_edges}
-        *ids, sources, _ = sample_block(
-            *drawn._replace(seeds=None), implementation=implementation, **tree
-        )
+        *ids, sources, _ = sample_block(*drawn._replace(seeds=None), **tree)
         graph = dict(zip(GRAPH_FIELDS, ids, strict=True))
         edges = DrawnEdges(graph["indptr"], graph["rows"], graph["edge_ids"], sources[num_dst:])
         candidates = sort_sources(nodes, edges, num_nodes, drawn.seeds)
-        result: list[Array] = sample_distinct(
-            *candidates, num_nodes=num_nodes, num_src=num_src, implementation=implementation
-        )
+        result: list[Array] = sample_distinct(*candidates, num_nodes=num_nodes, num_src=num_src)
         return result
 
     return composed

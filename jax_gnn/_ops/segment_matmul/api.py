@@ -206,7 +206,7 @@ def segment_matmul(
         raise ValueError(
             f"rhs must be {shape} with the k = {lhs.shape[1]} of lhs, got shape {rhs.shape}"
         )
-    gather = _parse_gather("lhs_rows", lhs_rows, "lhs", lhs, implementation)
+    gather = _parse_gather("lhs_rows", lhs_rows, "lhs", lhs)
     rows = lhs.shape[0] if gather is None else gather.by_row.count
     scatter = _parse_scatter(out_rows, rows)
     scale = _parse_scale(scale, lhs.dtype, rows, gather, scatter and scatter.T)
@@ -235,7 +235,6 @@ def segment_matmul(
         precision=args.precision,
         activation=activation,
         dtype=args.dtype,
-        implementation=implementation,
     )
     return result.astype(args.result_dtype)
 
@@ -297,8 +296,8 @@ def segment_outer(
     """
     args = _parse_product(lhs, "(rows, k)", rhs, "(rows, n)", precision, preferred_element_type)
     lhs, rhs = args.lhs, args.rhs
-    lhs_gather = _parse_gather("lhs_rows", lhs_rows, "lhs", lhs, implementation)
-    rhs_gather = _parse_gather("rhs_rows", rhs_rows, "rhs", rhs, implementation)
+    lhs_gather = _parse_gather("lhs_rows", lhs_rows, "lhs", lhs)
+    rhs_gather = _parse_gather("rhs_rows", rhs_rows, "rhs", rhs)
     rows, num_rhs_rows = (
         (x.shape[0] if gather is None else gather.by_row.count)
         for x, gather in ((lhs, lhs_gather), (rhs, rhs_gather))
@@ -328,7 +327,6 @@ def segment_outer(
         precision=args.precision,
         deterministic=arguments.check_flag("deterministic", deterministic),
         dtype=args.dtype,
-        implementation=implementation,
     )
     return result.astype(args.result_dtype)
 
@@ -445,14 +443,13 @@ def _parse_gather(
     rows: ArrayLike | SegmentIndex | None,
     x_name: str,
     x: Array,
-    implementation: Implementation | None,
 ) -> SparseMatrix | None:
     """Return the matrix whose row i reads row ``rows[i]`` of x; its transpose sorts if needed."""
     if rows is None:
         return None
     if isinstance(rows, SegmentIndex):
         return _check_index(name, rows, f"the {x.shape[0]} rows of {x_name}", x.shape[0]).T
-    return sorted_segments(arguments.as_ids(name, rows), x.shape[0], False, implementation).T
+    return sorted_segments(arguments.as_ids(name, rows), x.shape[0], False).T
 
 
 def _parse_scatter(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> SparseMatrix | None:

@@ -235,7 +235,7 @@ def _matmul_composition(
         lhs = _padded(lhs, 1, padding)
         rhs = _padded(rhs, 2 if attributes["transposed"] else 1, padding)
         rows = Rows(lhs=lhs, rhs=rhs, **operands)
-        return cast(Array, segment_matmul(*rows, **attributes, implementation=implementation))
+        return cast(Array, segment_matmul(*rows, **attributes))
 
     return composed
 
@@ -253,7 +253,7 @@ def _outer_composition(
         k, n = lhs.shape[1], rhs.shape[1]
         lhs, rhs = (_padded(x, 1, count) for x, count in zip((lhs, rhs), padding, strict=True))
         factors = Factors(lhs=lhs, rhs=rhs, **operands)
-        result: Array = segment_outer(*factors, **attributes, implementation=implementation)
+        result: Array = segment_outer(*factors, **attributes)
         return result[:, :k, :n]
 
     return composed
@@ -279,8 +279,8 @@ def _matmul_jvp(bind: Bind, primals: Rows, tangents: Rows) -> tuple[Array, Array
             rows = jnp.where(as_column(xla.in_groups(*groups, num_rows)), tangents.bias, 0)
         else:
             ids = segments(xla.row_groups(*groups, num_rows), num_groups)
-            rows = gather(tangents.bias, ids, bind.implementation)
-        rows = _apply(bind, primals.scatter, rows)
+            rows = gather(tangents.bias, ids)
+        rows = _apply(primals.scatter, rows)
         terms.append(rows.astype(bind.attributes["dtype"]))
     if tangents.residual is not None:
         terms.append(tangents.residual)
@@ -293,9 +293,9 @@ def _matmul_jvp(bind: Bind, primals: Rows, tangents: Rows) -> tuple[Array, Array
     return jax.jvp(ACTIVATIONS[activation], (result,), (tangent,))
 
 
-def _apply(bind: Bind, matrix: SparseMatrix | None, x: Array) -> Array:
+def _apply(matrix: SparseMatrix | None, x: Array) -> Array:
     """Return the product of a gather, or of the transpose of one, with x; None is the identity."""
-    return x if matrix is None else total(x, matrix, bind.implementation)
+    return x if matrix is None else total(x, matrix)
 
 
 def _widening(op: Op, bind: Bind, operands: Rows | Factors, **attributes: Any) -> Array:
@@ -309,7 +309,6 @@ def _widening(op: Op, bind: Bind, operands: Rows | Factors, **attributes: Any) -
         *operands._replace(lhs=operands.lhs.astype(wide), rhs=operands.rhs.astype(wide)),
         precision=bind.attributes["precision"],
         dtype=np.dtype(wide),
-        implementation=bind.implementation,
         **attributes,
     )
     return cast(Array, result.astype(min(dtypes, key=operator.attrgetter("itemsize"))))
@@ -332,7 +331,7 @@ def _product_at(
     operands = Rows(lhs, rhs, None, None, scale, sizes, offset, gather, scatter)
     options = {"transposed": transposed, "activation": None}
     product = _widening(segment_matmul, bind, operands, **options)
-    return product if target is None or scatter is not None else _apply(bind, target.T, product)
+    return product if target is None or scatter is not None else _apply(target.T, product)
 
 
 def _matmul_transpose_lhs(bind: Bind, ct: Array, operands: Rows) -> Array:
@@ -357,13 +356,13 @@ def _matmul_transpose_rhs(bind: Bind, ct: Array, operands: Rows) -> Array:
 def _matmul_transpose_scale(bind: Bind, ct: Array, operands: Rows) -> Array:
     rows = operands._replace(bias=None, residual=None, scale=None)
     dots = _row_dots(bind, rows, ct, transposed=bind.attributes["transposed"])
-    return _mask_groups(rows, _apply(bind, rows.scatter and rows.scatter.T, dots))
+    return _mask_groups(rows, _apply(rows.scatter and rows.scatter.T, dots))
 
 
 def _outer_transpose_scale(bind: Bind, ct: Array, operands: Factors) -> Array:
     lhs, rhs, _, sizes, offset, lhs_gather, rhs_gather = operands
     rows = Rows(lhs, ct, None, None, None, sizes, offset, lhs_gather)
-    dots = _row_dots(bind, rows, _apply(bind, rhs_gather, rhs), transposed=False)
+    dots = _row_dots(bind, rows, _apply(rhs_gather, rhs), transposed=False)
     return _mask_groups(rows, dots)
 
 
@@ -377,7 +376,6 @@ def _row_dots(bind: Bind, rows: Rows, x: Array, *, transposed: bool) -> Array:
         precision=bind.attributes["precision"],
         activation=None,
         dtype=acc,
-        implementation=bind.implementation,
     )
     return jnp.sum(product * x.astype(acc), axis=1)
 
@@ -461,19 +459,18 @@ def _batch_with_residual(bind: Bind, operands: Rows, batched: Rows, size: int) -
 
 def _batch_with_gathers(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
     """Batch products with ids: gathers and scatters are primitives of their own."""
-    apply = functools.partial(_apply, bind)
     rows = operands._replace(gather=None, scatter=None)
     axes = batched._replace(gather=None, scatter=None)
     if any(jax.tree.leaves((batched.lhs, batched.gather))):
-        lhs = vmap_batched(apply, size, batched.gather, batched.lhs)(operands.gather, operands.lhs)
+        lhs = vmap_batched(_apply, size, batched.gather, batched.lhs)(operands.gather, operands.lhs)
         axes = axes._replace(lhs=True)
     else:
-        lhs = apply(operands.gather, operands.lhs)
+        lhs = _apply(operands.gather, operands.lhs)
     rows = rows._replace(lhs=lhs)
     is_batched = any(jax.tree.leaves(axes))
     result = _matmul_batch(bind, rows, axes, size) if is_batched else bind(rows)
     return cast(
-        Array, vmap_batched(apply, size, batched.scatter, is_batched)(operands.scatter, result)
+        Array, vmap_batched(_apply, size, batched.scatter, is_batched)(operands.scatter, result)
     )
 
 
@@ -491,7 +488,7 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
         def gathered(factors: Factors) -> Any:
             lhs_gather, rhs_gather = factors.lhs_gather, factors.rhs_gather
             valid = as_column(xla.valid_rows(lhs_gather, rhs_gather))
-            lhs, rhs = _apply(bind, lhs_gather, factors.lhs), _apply(bind, rhs_gather, factors.rhs)
+            lhs, rhs = _apply(lhs_gather, factors.lhs), _apply(rhs_gather, factors.rhs)
             return jnp.where(valid, lhs, 0), jnp.where(valid, rhs, 0)
 
         lhs, rhs = vmap_batched(gathered, size, batched)(operands)

@@ -88,12 +88,10 @@ def sorted_ids(ids: Array, bound: int, implementation: str | None = None) -> tup
     return take_ids(ids, order), order
 
 
-def sorted_segments(
-    ids: Array, num_segments: int, is_sorted: bool, implementation: str | None = None
-) -> SparseMatrix:
+def sorted_segments(ids: Array, num_segments: int, is_sorted: bool) -> SparseMatrix:
     """Return the matrix of a reduction into segments, whose ids are sorted first if need be."""
     if is_sorted:
         return segments(ids, num_segments)
-    rows, order = sorted_ids(ids, num_segments, implementation)
+    rows, order = sorted_ids(ids, num_segments)
     by_segment = Csr(rows, order, num_rows=num_segments, resorted=True)
     return SparseMatrix(by_segment, segments(ids, num_segments).by_col)

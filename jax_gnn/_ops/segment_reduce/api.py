@@ -90,7 +90,7 @@ def segment_sum(
         >>> segment_sum(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([4., 0., 2.], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     args = args.with_jax_options(unique_indices, bucket_size)
     return _reduce(args, "sum")
 
@@ -117,7 +117,7 @@ def segment_mean(
         >>> segment_mean(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([2., 0., 2.], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     return _mean(args)
 
 
@@ -147,7 +147,7 @@ def segment_max(
         >>> segment_max(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([  3., -inf,   2.], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     args = args.with_jax_options(unique_indices, bucket_size)
     return _reduce(args, "max")
 
@@ -178,7 +178,7 @@ def segment_min(
         >>> segment_min(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1., inf,  2.], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     args = args.with_jax_options(unique_indices, bucket_size)
     return _reduce(args, "min")
 
@@ -209,7 +209,7 @@ def segment_prod(
         >>> segment_prod(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3., 1., 2.], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     args = args.with_jax_options(unique_indices, bucket_size)
     return _reduce(args, "prod")
 
@@ -239,7 +239,7 @@ def segment_var(
         >>> segment_var(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     return _var(args, check_integer("ddof", ddof))
 
 
@@ -266,7 +266,7 @@ def segment_std(
         >>> segment_std(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     return _std(args, check_integer("ddof", ddof))
 
 
@@ -292,7 +292,7 @@ def segment_logsumexp(
         >>> segment_logsumexp(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3.126928,     -inf, 2.      ], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     return _logsumexp(args)
 
 
@@ -318,7 +318,7 @@ def segment_softmax(
         >>> segment_softmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([0.11920293, 0.88079715, 1.        ], dtype=float32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     return _softmax(args)
 
 
@@ -344,7 +344,7 @@ def segment_argmax(
         >>> segment_argmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1, -1,  2], dtype=int32)
     """
-    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation)
+    args = parse(data, segment_ids, num_segments, indices_are_sorted, mode, indptr)
     return _argmax(args)
 
 
@@ -406,15 +406,13 @@ def _logsumexp(args: SegmentArgs) -> Array:
 def _softmax(args: SegmentArgs) -> Array:
     args = as_floating(args)
     x, matrix = as_matrix(args.data), args.segments.matrix
-    implementation = args.segments.implementation
     if args.segments.is_sorted:
-        y = primitive.segment_softmax(x, matrix, implementation=implementation)
+        y = primitive.segment_softmax(x, matrix)
     else:
         rows, order = matrix.by_row.rows, matrix.by_row.cols
         sort = permutation(order, inverse_permutation(order))
-        x, sorted_segments = total(x, sort, implementation), segments(rows, args.segments.size)
-        y = primitive.segment_softmax(x, sorted_segments, implementation=implementation)
-        y = total(y, sort.T, implementation)
+        x, sorted_segments = total(x, sort), segments(rows, args.segments.size)
+        y = total(primitive.segment_softmax(x, sorted_segments), sort.T)
     return reshape(y, *args.data.shape)
 
 

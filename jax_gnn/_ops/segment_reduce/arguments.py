@@ -16,7 +16,6 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import DTYPES, FLOATS, JAX_OPS, STATIC, row_wise
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ffi import Implementation, check_implementation
 from jax_gnn._core.ids import clip_ids, in_range, row_ids
 from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
@@ -30,11 +29,10 @@ class Segments:
     ids: Array
     size: int = field(metadata=STATIC)
     is_sorted: bool = field(metadata=STATIC)
-    implementation: Implementation | None = field(metadata=STATIC)
 
     @functools.cached_property
     def matrix(self) -> SparseMatrix:
-        return sorted_segments(self.ids, self.size, self.is_sorted, self.implementation)
+        return sorted_segments(self.ids, self.size, self.is_sorted)
 
     @property
     def valid(self) -> Array:
@@ -43,7 +41,7 @@ class Segments:
     @property
     def counts(self) -> Array:
         """Number of elements of each segment."""
-        return total(jnp.ones_like(self.ids), self.matrix, self.implementation)
+        return total(jnp.ones_like(self.ids), self.matrix)
 
 
 @jax.tree_util.register_dataclass
@@ -87,19 +85,11 @@ class SegmentArgs:
                 self.bucket_size,
             )
             return result
-        result = segment_reduce(
-            self.data,
-            None,
-            segments.matrix,
-            reduce=reduce,
-            heads=1,
-            implementation=segments.implementation,
-        )
-        return result
+        return cast(Array, segment_reduce(self.data, None, segments.matrix, reduce=reduce, heads=1))
 
     def gather(self, x: Array) -> Array:
         """Return for each element the row of ``x`` of its segment."""
-        return gather(x, self.segments.matrix, self.segments.implementation)
+        return gather(x, self.segments.matrix)
 
     def row_wise(self, x: Array) -> Array:
         """Add axes to a vector, so that it broadcasts against the data."""
@@ -121,7 +111,6 @@ def parse(
     indices_are_sorted: object,
     mode: GatherScatterMode | str | None,
     indptr: ArrayLike | None,
-    implementation: Implementation | None,
 ) -> SegmentArgs:
     """Check the arguments that all reductions share, and convert them to one record."""
     data = arguments.as_array("data", data)
@@ -156,5 +145,4 @@ def parse(
             )
         size = arguments.check_size("num_segments", num_segments, ids)
         ids = jnp.clip(ids, 0, max(size - 1, 0)) if clip else ids
-    check_implementation(implementation)
-    return SegmentArgs(data, Segments(ids, size, is_sorted, implementation))
+    return SegmentArgs(data, Segments(ids, size, is_sorted))

@@ -37,7 +37,6 @@ def extremum_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array, 
             matrix,
             weight_on_row=False,
             heads=bind.attributes["heads"],
-            implementation=bind.implementation,
         )
         return returned
 

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core.arguments import as_array, check_ids, check_size
 from jax_gnn._core.arrays import DTYPES, STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.ffi import Implementation, selects_implementation
 from jax_gnn._core.ids import PADDING, index_dtype, to_device
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
@@ -94,6 +94,7 @@ class SegmentIndex:
             rows = array[order]
         return cast(SegmentIndex, to_device(cls(array, rows, order, num_segments=num_segments)))
 
+    @selects_implementation
     def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
         """Return the row of x of each id.
 
@@ -108,8 +109,9 @@ class SegmentIndex:
             TypeError: another dtype.
             ValueError: another number of rows.
         """
-        return self._total("x", x, self.matrix.T, implementation)
+        return _total("x", x, self.matrix.T)
 
+    @selects_implementation
     def segment_sum(self, data: Array, *, implementation: Implementation | None = None) -> Array:
         """Return the sum of each segment.
 
@@ -125,17 +127,15 @@ class SegmentIndex:
             TypeError: another dtype.
             ValueError: another number of rows.
         """
-        return self._total("data", data, self.matrix, implementation)
+        return _total("data", data, self.matrix)
 
-    @staticmethod
-    def _total(
-        name: str, x: ArrayLike, matrix: SparseMatrix, implementation: Implementation | None
-    ) -> Array:
-        x = as_array(name, x)
-        if x.dtype not in DTYPES:
-            names = ", ".join(jnp.dtype(dtype).name for dtype in DTYPES)
-            raise TypeError(f"{name} must be one of {names}, got {x.dtype}")
-        size = matrix.by_col.num_rows
-        if x.ndim == 0 or x.shape[0] != size:
-            raise ValueError(f"{name} must be ({size}, *features), got shape {x.shape}")
-        return total(x, matrix, implementation)
+
+def _total(name: str, x: ArrayLike, matrix: SparseMatrix) -> Array:
+    x = as_array(name, x)
+    if x.dtype not in DTYPES:
+        names = ", ".join(jnp.dtype(dtype).name for dtype in DTYPES)
+        raise TypeError(f"{name} must be one of {names}, got {x.dtype}")
+    size = matrix.by_col.num_rows
+    if x.ndim == 0 or x.shape[0] != size:
+        raise ValueError(f"{name} must be ({size}, *features), got shape {x.shape}")
+    return total(x, matrix)

@@ -215,7 +215,6 @@ def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, 
         (primals.x, primals.weight, primals.matrix),
         (tangents.x, tangents.weight),
         **bind.attributes,
-        implementation=bind.implementation,
     )
     return bind(primals), tangent
 
@@ -306,7 +305,6 @@ def _reduce_transpose_halo(bind: Bind, ct: Array, operands: Messages) -> Array:
         (weight, matrix, operands.halo_rows),
         (_scaled(ct, operands, None),),
         heads=bind.attributes["heads"],
-        implementation=bind.implementation,
     )
     return to_halo
 
@@ -314,8 +312,7 @@ def _reduce_transpose_halo(bind: Bind, ct: Array, operands: Messages) -> Array:
 def _reduce_transpose_weight(bind: Bind, ct: Array, operands: Messages) -> Array:
     x, _, matrix = operands.message
     ct = _scaled(ct, operands, _mean_counts(bind, ct, matrix))
-    heads, implementation = bind.attributes["heads"], bind.implementation
-    return _gradient_to_weight(x, ct, matrix, heads, implementation=implementation)
+    return _gradient_to_weight(x, ct, matrix, bind.attributes["heads"])
 
 
 def _mean_counts(bind: Bind, ct: Array, matrix: SparseMatrix) -> Array | None:
@@ -323,7 +320,7 @@ def _mean_counts(bind: Bind, ct: Array, matrix: SparseMatrix) -> Array | None:
     if bind.attributes["reduce"] == "sum":
         return None
     ones = jnp.ones((matrix.by_col.num_rows,), accumulator_dtype(ct.dtype))
-    return jnp.maximum(total(ones, matrix, bind.implementation), 1)
+    return jnp.maximum(total(ones, matrix), 1)
 
 
 def _scaled(ct: Array, operands: Messages | None, counts: Array | None) -> Array:
@@ -374,7 +371,7 @@ def _reduce_across(bind: Bind, operands: Messages, piece: Piece) -> Array:
     message, matrix = operands.without_epilogue, operands.matrix
     if matrix.by_row.resorted:
         ids, num_rows = matrix.by_col.cols, matrix.by_row.num_rows
-        matrix = sorted_segments(ids, num_rows, False, bind.implementation)
+        matrix = sorted_segments(ids, num_rows, False)
         message = message._replace(matrix=matrix)
     result = _ACROSS[bind.attributes["reduce"]](_without_relu(bind), message, piece)
     if not _has_epilogue(operands, _relu(bind)):
@@ -485,42 +482,27 @@ halo_gradient = Linear(
 )
 
 
-def weighted_sum(
-    x: Array,
-    weight: Array | None,
-    matrix: SparseMatrix,
-    heads: int = 1,
-    implementation: str | None = None,
-) -> Array:
+def weighted_sum(x: Array, weight: Array | None, matrix: SparseMatrix, heads: int = 1) -> Array:
     """Return the sums of rows of x times ``weight``, ``(entries, heads)``; None is 1."""
-    options: Any = {"heads": heads, "implementation": implementation}
-    return cast(Array, segment_reduce(x, weight, matrix, reduce="sum", **options))
+    return cast(Array, segment_reduce(x, weight, matrix, reduce="sum", heads=heads))
 
 
-def total(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
+def total(x: Array, matrix: SparseMatrix) -> Array:
     """Return the sums of rows of x."""
-    return weighted_sum(x, None, matrix, implementation=implementation)
+    return weighted_sum(x, None, matrix)
 
 
-def gather(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
+def gather(x: Array, matrix: SparseMatrix) -> Array:
     """Return the row of x of each entry, zeros for padding: the transpose of :func:`total`."""
-    return total(x, matrix.T, implementation)
+    return total(x, matrix.T)
 
 
-def reduce_messages(
-    x: Array,
-    weight: Array | None,
-    matrix: SparseMatrix,
-    reduce: str,
-    implementation: str | None = None,
-) -> Array:
+def reduce_messages(x: Array, weight: Array | None, matrix: SparseMatrix, reduce: str) -> Array:
     """Reduce rows of features, whose first axis are heads if ``weight`` is ``(entries, heads)``."""
-    return reduce_rows(Messages(x, weight, matrix), reduce, implementation)
+    return reduce_rows(Messages(x, weight, matrix), reduce)
 
 
-def reduce_rows(
-    messages: Messages, reduce: str, implementation: str | None = None, relu: bool = False
-) -> Array:
+def reduce_rows(messages: Messages, reduce: str, relu: bool = False) -> Array:
     """Reduce messages with features of any shape, and apply the epilogue after any reduction."""
     x, weight, matrix = messages.message
     dtype, features, heads = x.dtype, x.shape[1:], 1
@@ -534,13 +516,13 @@ def reduce_rows(
         )
         bias = None if messages.bias is None else messages.bias.ravel()
         messages = messages._replace(x=as_matrix(x), residual=residual, halo=halo, bias=bias)
-    options = {"reduce": reduce, "heads": heads}
+    options: Any = {"reduce": reduce, "heads": heads}
     if not _has_epilogue(messages, relu):
-        result = segment_reduce(*messages, **options, implementation=implementation)
+        result = segment_reduce(*messages, **options)
     elif reduce in ("sum", "mean"):
-        result = segment_reduce(*messages, **options, relu=relu, implementation=implementation)
+        result = segment_reduce(*messages, **options, relu=relu)
     else:
-        result = segment_reduce(*messages.message, **options, implementation=implementation)
+        result = segment_reduce(*messages.message, **options)
         result = xla.epilogue(result, messages.x, *messages.epilogue, relu=relu)
     return reshape(result.astype(dtype), matrix.by_row.num_rows, *features)
 
@@ -566,8 +548,7 @@ def _sddmm_call(platform: str, operands: Dots, *, heads: int) -> Call | None:
 
 
 def _sddmm_transpose_a(bind: Bind, ct: Array, operands: Dots) -> Array:
-    heads = bind.attributes["heads"]
-    return weighted_sum(operands.b, ct, operands.matrix, heads, bind.implementation)
+    return weighted_sum(operands.b, ct, operands.matrix, bind.attributes["heads"])
 
 
 # Attribute: heads.
@@ -661,47 +642,42 @@ segment_reduce_jvp = Linear(
 )
 
 
-def _both_gradients(
-    x: Array, weight: Array, ct: Array, matrix: SparseMatrix, **options: Any
-) -> list[Array]:
+def _both_gradients(x: Array, weight: Array, ct: Array, matrix: SparseMatrix) -> list[Array]:
     heads = weight.shape[1]
     return [
-        weighted_sum(ct, weight, matrix.T, heads, **options),
-        _gradient_to_weight(x, ct, matrix, heads, **options),
+        weighted_sum(ct, weight, matrix.T, heads),
+        _gradient_to_weight(x, ct, matrix, heads),
     ]
 
 
-def _gradient_to_weight(
-    x: Array, ct: Array, matrix: SparseMatrix, heads: int, **options: Any
-) -> Array:
+def _gradient_to_weight(x: Array, ct: Array, matrix: SparseMatrix, heads: int) -> Array:
     a, b, matrix = orient_by_weights(ct, x, matrix)
-    return cast(Array, sddmm(a, b, matrix, heads=heads, **options))
+    return cast(Array, sddmm(a, b, matrix, heads=heads))
 
 
 def _both_gradients_jvp(
     bind: Bind, primals: Cotangents, tangents: Cotangents
 ) -> tuple[list[Array], list[Array]]:
     x, weight, ct, matrix = primals
-    options = {"implementation": bind.implementation}
     zeros = [jnp.zeros_like(x), jnp.zeros_like(weight)]
     to_x, to_weight = zeros if tangents.ct is None else bind(primals._replace(ct=tangents.ct))
     if tangents.weight is not None:
-        to_x += weighted_sum(ct, tangents.weight, matrix.T, weight.shape[1], **options)
+        to_x += weighted_sum(ct, tangents.weight, matrix.T, weight.shape[1])
     if tangents.x is not None:
-        to_weight += _gradient_to_weight(tangents.x, ct, matrix, weight.shape[1], **options)
+        to_weight += _gradient_to_weight(tangents.x, ct, matrix, weight.shape[1])
     return bind(primals), [to_x, to_weight]
 
 
 def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cotangents) -> Array:
     x, weight, _, matrix = operands
     to_x, to_weight = cts
-    heads, implementation = weight.shape[1], bind.implementation
+    heads = weight.shape[1]
     if to_x is None:
-        return weighted_sum(x, to_weight, matrix, heads, implementation)
+        return weighted_sum(x, to_weight, matrix, heads)
     if to_weight is None:
-        return weighted_sum(to_x, weight, matrix, heads, implementation)
-    attributes = {"reduce": "sum", "heads": heads, "implementation": implementation}
-    return segment_reduce_jvp((x, weight, matrix), (to_x, to_weight), **attributes)[0]
+        return weighted_sum(to_x, weight, matrix, heads)
+    residuals = x, weight, matrix
+    return segment_reduce_jvp(residuals, (to_x, to_weight), reduce="sum", heads=heads)[0]
 
 
 # The gradients of a sum to x and to weight.

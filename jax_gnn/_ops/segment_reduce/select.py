@@ -118,15 +118,13 @@ def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Arra
         oriented,
         weight_on_row=bind.attributes["weight_on_row"] ^ (oriented is not matrix),
         heads=bind.attributes["heads"],
-        implementation=bind.implementation,
     )
     return result
 
 
 def _sddmm_select_transpose_a(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
     _, b, row_key, col_key, weight, matrix = operands
-    options = {**bind.attributes, "implementation": bind.implementation}
-    return cast(Array, segment_select(row_key, col_key, b, weight, ct, matrix, **options))
+    return cast(Array, segment_select(row_key, col_key, b, weight, ct, matrix, **bind.attributes))
 
 
 def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> Array:

@@ -61,7 +61,7 @@ def _call(platform: str, operands: Scores | Tangents) -> Call | None:
 def _jvp(bind: Bind, primals: Scores, tangents: Scores) -> tuple[Array, Array | None]:
     # The tangent needs the softmax alone, not the scores.
     y, matrix = bind(primals), primals.matrix
-    tangent = segment_softmax_tangent(y, tangents.x, matrix, implementation=bind.implementation)
+    tangent = segment_softmax_tangent(y, tangents.x, matrix)
     return y, tangent
 
 
@@ -75,8 +75,8 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
         y, t, dy = (jnp.where(valid, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
 
         def mean(p: Array) -> Array:
-            sums = total(p * t, matrix, bind.implementation)
-            return gather(sums, matrix, bind.implementation)
+            sums = total(p * t, matrix)
+            return gather(sums, matrix)
 
         terms.append((dy * (t - mean(y)) - y * mean(dy)).astype(primals.y.dtype))
     return bind(primals), functools.reduce(operator.add, terms) if terms else None
@@ -100,9 +100,8 @@ def _flops(operands: Scores | Tangents) -> int:
 def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
     """Return the softmax of a run of entries: its local softmax, times its share of each row."""
     x, matrix = operands
-    options: dict[str, Any] = {"heads": 1, "implementation": bind.implementation}
     wide = x.astype(accumulator_dtype(x.dtype))
-    local = segment_reduce(wide, None, matrix, reduce="logsumexp", **options)
+    local = segment_reduce(wide, None, matrix, reduce="logsumexp", heads=1)
     maximum = piece.reduce(local, "max")
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
     share = jnp.exp(local - maximum)
@@ -115,7 +114,7 @@ def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
     acc = accumulator_dtype(y.dtype)
     valid = as_column(in_range(matrix.by_row.rows, matrix.by_row.num_rows))
     y, t = (jnp.where(valid, z, 0).astype(acc) for z in (y, t))
-    mean = piece.reduce(total(y * t, matrix, bind.implementation))
+    mean = piece.reduce(total(y * t, matrix))
     return (y * (t - take(mean, matrix.by_row.rows))).astype(operands.y.dtype)
 
 

@@ -16,7 +16,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.activation import Activation, apply_activation
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, promoted, row_wise
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
-from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.ffi import Implementation, selects_implementation
 from jax_gnn._core.ids import take_ids
 from jax_gnn._core.public import one_call, public
 from jax_gnn._core.shapes import Float, Integer, Real
@@ -31,7 +31,7 @@ Op = Literal["dot", "add", "sub", "mul"]
 
 
 @public
-@one_call("reduce", "activation", "implementation")
+@one_call("reduce", "activation")
 def spmm(
     graph: Graph,
     x: Float[Array, "num_src *features"],
@@ -101,10 +101,10 @@ def spmm(
         activation=activation,
         residual=residual,
         result_scale=result_scale,
-        implementation=implementation,
     )
 
 
+@selects_implementation
 def spmm_with_halo(
     graph: Graph,
     x: ArrayLike,
@@ -117,7 +117,6 @@ def spmm_with_halo(
     activation: Activation | None = None,
     residual: ArrayLike | None = None,
     result_scale: ArrayLike | None = None,
-    implementation: Implementation | None = None,
     halo: Array | None = None,
     halo_rows: LastRows | None = None,
 ) -> Array:
@@ -149,12 +148,12 @@ def spmm_with_halo(
     scale = result_scale if relu or activation is None else None
     epilogue = self_scale, out_scale, residual, bias, scale
     messages = Messages(x, weight, matrix, *epilogue, halo, halo_rows)
-    result = reduce_rows(messages, reduce, implementation, relu)
+    result = reduce_rows(messages, reduce, relu)
     return apply_activation(result, activation, result_scale)
 
 
 @public
-@one_call("op", "implementation")
+@one_call("op")
 def sddmm(
     graph: Graph,
     a: Float[Array, "num_dst *features"],
@@ -203,7 +202,7 @@ def sddmm(
     if op != "dot":
         # Both ends are gathered to the edges, and padding is masked once, after the operation.
         at_dst, at_src = graph.ends()
-        a, b = gather(a, at_dst, implementation), gather(b, at_src, implementation)
+        a, b = gather(a, at_dst), gather(b, at_src)
         combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
         valid = graph.matrix().by_row.valid(graph.num_src)
         return jnp.where(row_wise(valid, a), combine(a, b), 0)
@@ -215,7 +214,6 @@ def sddmm(
         as_matrix(b),
         graph.matrix(weighted=True),
         heads=heads[0] if heads else 1,
-        implementation=implementation,
     )
     return reshape(dots, graph.num_edges, *heads).astype(dtype)
 
@@ -277,8 +275,8 @@ def index_segment_reduce(
     )
     arguments.check_choice("reduce", reduce, get_args(Reduce))
     # The matrix by column is read only by the gradient to x: jax.jit drops its sort elsewhere.
-    sources, order = sorted_ids(index, x.shape[0], implementation)
+    sources, order = sorted_ids(index, x.shape[0])
     by_row = Csr(segment_ids, index, num_rows=num_segments)
     by_col = Csr(sources, take_ids(segment_ids, order), order, num_rows=x.shape[0])
     matrix = SparseMatrix(by_row, by_col)
-    return reduce_messages(x, weight, matrix, reduce, implementation)
+    return reduce_messages(x, weight, matrix, reduce)
