@@ -16,7 +16,6 @@ primitive, so that features and scale share one call of the kernel; s X is then 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -64,6 +63,9 @@ class Aggregation(NamedTuple):
         return self._replace(residual=None, bias=None)
 
 
+_NODE_SCALES = "node_scale_in", "node_scale_out"
+
+
 def _without_relu(bind: Bind) -> Bind:
     return replace(bind, attributes={"relu": False})
 
@@ -82,74 +84,38 @@ def _scale_rows(x: Array, scale: Array, csr: Csr) -> Array:
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
-def _pull_out(
-    x: Array, dx: Array | None, scale: Array, dscale: Array | None, csr: Csr
-) -> tuple[Array, Array | None, Array]:
-    """Multiply features and their tangent by a scale that has a tangent.
-
-    Returns:
-        Features, their tangent, and the scale that is left to the primitive.
-    """
-    if dscale is None:
-        return x, dx, scale
-    terms = [_scale_rows(x, dscale, csr)]
-    terms += [] if dx is None else [_scale_rows(dx, scale, csr)]
-    return _scale_rows(x, scale, csr), functools.reduce(operator.add, terms), ones(scale.dtype)
-
-
 def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array, Array | None]:
-    if not _is_linear(bind, primals):
-        return _epilogue_jvp(bind, primals, tangents)
-    x, self_scale, scale_out = primals.x, primals.self_scale, primals.node_scale_out
-    d_in, d_out = tangents.node_scale_in, tangents.node_scale_out
-    # Scales with a tangent are applied outside of the primitive, and the self term after them.
-    is_inside = d_in is None and d_out is None
-    inner_x, inner_dx, scale_in = _pull_out(
-        x, tangents.x, primals.node_scale_in, d_in, primals.to_hyperedges.by_col
-    )
-    inner = primals._replace(
-        x=inner_x,
-        node_scale_in=scale_in,
-        node_scale_out=scale_out if d_out is None else ones(scale_out.dtype),
-        self_scale=self_scale if is_inside else None,
-    )
-    y = bind(inner)
-    terms = _linear_tangents(bind, inner, inner_dx, tangents.hyperedge_scale)
-    dy = functools.reduce(operator.add, terms) if terms else None
-    y, dy, _ = _pull_out(y, dy, scale_out, d_out, primals.to_nodes.by_row)
-    if self_scale is not None and not is_inside:
-        y = add_own(y, x, self_scale)
-        dy = dy if tangents.x is None else add_own(dy, tangents.x, self_scale)
-    return y, dy if tangents.self_scale is None else add_own(dy, x, tangents.self_scale)
-
-
-def _linear_tangents(
-    bind: Bind, operands: Aggregation, dx: Array | None, d_edge: Array | None
-) -> list[Array]:
-    """Return the terms of the tangent that come from features and from hyperedges' scales."""
-    terms = [] if dx is None else [bind(operands._replace(x=dx))]
-    if d_edge is not None:
-        terms.append(bind(operands._replace(hyperedge_scale=d_edge, self_scale=None)))
-    return terms
-
-
-def _epilogue_jvp(
-    bind: Bind, primals: Aggregation, tangents: Aggregation
-) -> tuple[Array, Array | None]:
-    plain = _without_relu(bind)
-    if tangents.node_scale_in is not None or tangents.node_scale_out is not None:
-        return composed_jvp(
-            lambda operands: _add_epilogue(bind, plain(operands.linear), operands),
-            primals,
-            tangents,
-        )
+    moving = {name for name in _NODE_SCALES if getattr(tangents, name) is not None}
+    if moving:
+        compose = functools.partial(_with_scales_outside, bind, moving)
+        return composed_jvp(compose, primals, tangents)
     # The epilogue only adds terms and applies the ReLU, whose slope follows from its result.
-    terms = _linear_tangents(plain, primals.linear, tangents.x, tangents.hyperedge_scale)
+    plain, linear = _without_relu(bind), primals.linear
+    terms = [] if tangents.x is None else [plain(linear._replace(x=tangents.x))]
+    if tangents.hyperedge_scale is not None:
+        scale = tangents.hyperedge_scale
+        terms.append(plain(linear._replace(hyperedge_scale=scale, self_scale=None)))
     if tangents.self_scale is not None:
         terms.append(add_own(None, primals.x, tangents.self_scale))
     terms += [term for term in (tangents.residual, tangents.bias) if term is not None]
     result = bind(primals)
     return result, tangent_after(result, terms, bind.attributes["relu"])
+
+
+def _with_scales_outside(bind: Bind, names: set[str], operands: Aggregation) -> Array:
+    """Aggregate with some scales outside of the primitive; the self term follows those of nodes."""
+    x, one = operands.x, ones(operands.hyperedge_scale.dtype)
+    inner: dict[str, Any] = dict.fromkeys(names, one)
+    if "node_scale_in" in names:
+        inner["x"] = _scale_rows(x, operands.node_scale_in, operands.to_hyperedges.by_col)
+    if names:
+        inner["self_scale"] = None
+    y = _without_relu(bind)(operands.linear._replace(**inner))
+    if "node_scale_out" in names:
+        y = _scale_rows(y, operands.node_scale_out, operands.to_nodes.by_row)
+    if names and operands.self_scale is not None:
+        y = add_own(y, x, operands.self_scale)
+    return _add_epilogue(bind, y, operands)
 
 
 def _add_epilogue(bind: Bind, result: Array, operands: Aggregation) -> Array:
@@ -220,52 +186,18 @@ def _transpose_hyperedge_scale(bind: Bind, ct: Array, operands: Aggregation) -> 
 
 
 def _batch(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
-    if _is_linear(bind, operands):
-        return _batch_linear(bind, operands, batched, size)
-    plain, linear, are_batched = _without_relu(bind), operands.linear, batched.linear
-    if any(jax.tree.leaves(are_batched)):
-        result = _batch_linear(plain, linear, are_batched, size)
-    else:
-        single = plain(linear)
-        result = jnp.broadcast_to(single, (size, *single.shape))
-
-    def finish(result: Array, residual: Array | None, bias: Array | None) -> Array:
-        return _add_epilogue(bind, result, operands._replace(residual=residual, bias=bias))
-
-    mapped = vmap_batched(finish, size, True, batched.residual, batched.bias)
-    return cast(Array, mapped(result, operands.residual, operands.bias))
-
-
-def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
     matrices = batched.to_hyperedges, batched.to_nodes
-    if batched.hyperedge_scale or any(jax.tree.leaves(matrices)):
+    joins = batched.hyperedge_scale or any(jax.tree.leaves(matrices))
+    names = {name for name in (*_NODE_SCALES, "self_scale") if getattr(batched, name)}
+    names = set() if joins else names
+    if names or not _is_linear(bind, operands):
+        compose = functools.partial(_with_scales_outside, bind, names)
+        return cast(Array, vmap_batched(compose, size, batched)(operands))
+    if joins:
         return _disjoint_union(bind, operands, batched, size)
-    x, self_scale, dtype = operands.x, operands.self_scale, operands.hyperedge_scale.dtype
-    # A batched self term is added outside of the primitive, like batched node scales.
-    in_batched, out_batched = batched.node_scale_in, batched.node_scale_out
-    if self_scale is not None and (in_batched or out_batched or batched.self_scale):
-        without, are_batched = operands._replace(self_scale=None), batched._replace(self_scale=None)
-        y = _batch_linear(bind, without, are_batched, size)
-        batches = any(jax.tree.leaves(are_batched)), batched.x, batched.self_scale
-        return cast(Array, vmap_batched(add_own, size, *batches)(y, x, self_scale))
     # All examples share one hypergraph: the batch becomes an axis of the features, so that either
-    # may be split over devices. Batched node scales are multiplied outside of the primitive.
-    x_batched, inner = batched.x, operands
-    if in_batched:
-        scale = functools.partial(_scale_rows, csr=operands.to_hyperedges.by_col)
-        x = vmap_batched(scale, size, batched.x, True)(x, operands.node_scale_in)
-        x_batched, inner = True, inner._replace(node_scale_in=ones(dtype))
-    if out_batched:
-        inner = inner._replace(node_scale_out=ones(dtype))
-    if x_batched:
-        x = jnp.moveaxis(x, 0, 1)
-    y = bind(inner._replace(x=x))
-    if x_batched:
-        y = jnp.moveaxis(y, 1, 0)
-    if out_batched:
-        scale = functools.partial(_scale_rows, csr=operands.to_nodes.by_row)
-        y = vmap_batched(scale, size, x_batched, True)(y, operands.node_scale_out)
-    return y
+    # may be split over devices.
+    return jnp.moveaxis(bind(operands._replace(x=jnp.moveaxis(operands.x, 0, 1))), 1, 0)
 
 
 def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
