@@ -21,7 +21,7 @@ from jax_gnn._core.ids import PADDING, index_dtype, is_traced, on_host, to_devic
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, register_serialization
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import PARTS, RelationalGraph
+from jax_gnn.relational import RelationalGraph
 
 G = TypeVar("G", Graph, Hypergraph, RelationalGraph)
 Sizes = Sequence[Graph | Hypergraph | RelationalGraph] | Mapping[str, ArrayLike]
@@ -302,7 +302,7 @@ def batch(
         graph = Hypergraph(*joined)
     elif isinstance(first, RelationalGraph):
         types = [member.edge_types[: member.nodes.indptr[-1]] for member in members]
-        graph = _with_relations(first, graph, np.concatenate(types).astype(graph.rows.dtype))
+        graph = first._with_edges(graph, np.concatenate(types).astype(graph.rows.dtype))
     return _padded_batch(graph, nodes, inputs, hyperedges, capacities)
 
 
@@ -338,11 +338,7 @@ def _check_graphs(graphs: object) -> list[Any]:
 
 
 def _relations(graph: RelationalGraph) -> tuple[object, ...]:
-    return graph.num_relations, graph.relation_names, graph.self_relation, _parts(graph)
-
-
-def _parts(graph: RelationalGraph) -> tuple[Any, ...]:
-    return tuple(part for part in PARTS if getattr(graph, part) is not None)
+    return graph.num_relations, graph.relation_names, graph.self_relation, graph._parts
 
 
 def _sides(graph: Graph | Hypergraph | RelationalGraph) -> tuple[Graph, ...]:
@@ -465,22 +461,9 @@ def unbatch(batch: Batch[G]) -> list[G]:
         stops = np.cumsum([graph.num_edges for graph in graphs], dtype=int)
         types = np.split(np.asarray(joined.edge_types), stops)
         # A further piece of types is that of padding.
-        graphs = [_with_relations(joined, *pair) for pair in zip(graphs, types, strict=False)]
+        pairs = zip(graphs, types, strict=False)
+        graphs = [joined._with_edges(nodes, edge_types.copy()) for nodes, edge_types in pairs]
     return graphs
-
-
-def _with_relations(
-    template: RelationalGraph, nodes: Graph, edge_types: np.ndarray
-) -> RelationalGraph:
-    """Build a graph of edges with the relations and parts of a template."""
-    graph = RelationalGraph(
-        nodes,
-        edge_types.copy(),  # type: ignore[arg-type]
-        num_relations=template.num_relations,
-        relation_names=template.relation_names,
-        self_relation=template.self_relation,
-    )
-    return graph._with_parts(_parts(template))
 
 
 def _members(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndarray) -> list[Graph]:

@@ -385,7 +385,7 @@ class HeteroGraph:
                 inverse=self.inverse,
                 inverse_prefix=prefix,
                 self_relation=relational.self_relation,
-                parts=tuple(part for part in PARTS if getattr(relational, part) is not None),
+                parts=relational._parts,
             )
             if self.num_input_edges is not None:
                 # Edge ids are positions in the input, whose types have the new order, too.

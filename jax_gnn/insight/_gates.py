@@ -13,10 +13,10 @@ from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ids import PADDING, compaction_targets, in_range, scatter_ids, take_ids
+from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import PARTS, RelationalGraph
+from jax_gnn.relational import RelationalGraph
 
 
 class Log:
@@ -123,80 +123,33 @@ def gated(graph: Edged, gate: Array, log: Log | None = None) -> Edged:
     return replace(graph, graph=edges)
 
 
-def compaction(keep: Array) -> tuple[Array, Array]:
-    """Return the old position of each edge to keep, in order, and the new one of all."""
-    target = compaction_targets(keep)
-    source = scatter_ids(jnp.arange(keep.shape[0], dtype=target.dtype), target)
-    return source, jnp.where(keep, target, PADDING)
-
-
 def without_edges(graph: Edged, keep: Array) -> tuple[Edged, Array]:
     """Remove edges from a container, so that they become padding; works inside ``jax.jit``.
 
     Return the container, and the old position of each of its edges, -1 at the end.
     """
-    if isinstance(graph, RelationalGraph):
-        return _without_relational_edges(graph, keep)
     if isinstance(graph, Hypergraph):
-        incidences, source = _without_graph_edges(graph.graph, keep)
+        incidences: Any
+        incidences, source = without_edges(graph.graph, keep)
         return replace(graph, graph=incidences), source
-    return _without_graph_edges(graph, keep)
-
-
-def _without_graph_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
-    keep = keep & (graph.rows >= 0)
-    source, position = compaction(keep)
-    # The same edges in the order by source; a padding position reads the False at the end.
-    t_keep = jnp.append(keep, False)[jnp.where(graph.t_order < 0, -1, graph.t_order)]
-    t_source, _ = compaction(t_keep)
-
-    def row_starts(indptr: Array, keep: Array) -> Array:
-        return jnp.append(0, jnp.cumsum(keep))[indptr].astype(indptr.dtype)
-
-    def take(ids: Array, positions: Array) -> Any:
-        return take_ids(ids, positions).astype(ids.dtype)
-
-    part = Graph(
-        indptr=row_starts(graph.indptr, keep),
-        rows=take(graph.rows, source),
-        cols=take(graph.cols, source),
-        t_indptr=row_starts(graph.t_indptr, t_keep),
-        t_rows=take(graph.t_rows, t_source),
-        t_cols=take(graph.t_cols, t_source),
-        t_order=take(take(position, graph.t_order).astype(graph.t_order.dtype), t_source),
-        edge_ids=take(graph.edge_ids, source),
-        num_input_edges=graph.num_input_edges,
-    )
-    return part._split_like(graph), source
-
-
-def _without_relational_edges(graph: RelationalGraph, keep: Array) -> tuple[RelationalGraph, Array]:
-    """Remove edges from a relational graph by building it anew, which keeps their order."""
-    nodes = graph.nodes
-    keep = keep & (nodes.rows >= 0)
-    source, _ = compaction(keep)
-    src, rel, dst = (
-        jnp.where(keep, ids, PADDING) for ids in (nodes.cols, graph.edge_types, nodes.rows)
-    )
-    part = RelationalGraph.from_triples(
-        src,
-        rel,
-        dst,
-        num_src=nodes.num_src,
-        num_dst=nodes.num_dst,
-        num_relations=graph.num_relations,
-        parts=(),
+    edges = edges_of(graph)
+    # Sources out of range make edges padding; the given order by source saves a sort.
+    part = Graph.from_sorted(
+        jnp.where(keep, edges.cols, PADDING),
+        edges.rows,
+        num_src=edges.num_src,
+        num_dst=edges.num_dst,
+        t_order=edges.t_order,
         validate=False,
     )
-    edge_ids = take_ids(nodes.edge_ids, source).astype(nodes.edge_ids.dtype)
-    nodes = replace(part.nodes, edge_ids=edge_ids, num_input_edges=nodes.num_input_edges)
-    types = part.edge_types.astype(graph.edge_types.dtype)
-    # The pairs of the whole graph may have lost all edges: those that are left are found anew.
-    pairs = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
-    no_pairs: Any = dict.fromkeys(("pair_src", "out_of_pairs", "pair_dst", "into_pairs"))
-    graph = replace(graph, nodes=nodes, edge_types=types, **no_pairs)
-    parts = tuple(name for name in PARTS if pairs[name] is not None)
-    return (graph.with_parts(*parts) if parts else graph), source
+    part = jax.tree.map(lambda ids: ids.astype(edges.rows.dtype), part)
+    source = part.edge_ids
+    edge_ids, count = take_ids(edges.edge_ids, source), edges.num_input_edges
+    part = replace(part, edge_ids=edge_ids, num_input_edges=count)._split_like(edges)
+    if isinstance(graph, Graph):
+        return part, source
+    # Pairs of the whole graph may have lost all edges: those that are left are found anew.
+    return graph._with_edges(part, take_ids(graph.edge_types, source)), source
 
 
 def values_at(values: Array, source: Array) -> Array:

@@ -39,14 +39,13 @@ class Relations(NamedTuple):
     @classmethod
     def from_graph(cls, graph: RelationalGraph) -> Relations:
         """Return the description of a graph."""
-        pairs: dict[Part, object] = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
         return cls(
             graph.num_relations,
             None if graph.relation_names is None else tuple(graph.relation_names),
             graph.node_type_names,
             graph.node_type_sizes,
             graph.self_relation,
-            tuple(part for part, ids in pairs.items() if ids is not None),
+            graph._parts,
         )
 
     @property

@@ -18,7 +18,7 @@ from jax_gnn._core.ids import PADDING, in_range, pad_ids, pad_indptr
 from jax_gnn._ops.relation_pairs.triples import sort_by_source, sort_triples
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import PARTS, RelationalGraph, edges_of
+from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import (
     DEVICES_PER_HOST,
@@ -299,9 +299,7 @@ class Routes(NamedTuple):
         changes: Any = dict.fromkeys(("pair_src", "out_of_pairs", "pair_dst", "into_pairs"))
         changes |= {"edge_types": triples.types, "node_type_sizes": None}
         without_pairs = replace(graph, nodes=Graph(*arrays), **changes)
-        return without_pairs.with_parts(
-            *(part for part in PARTS if getattr(graph, part) is not None)
-        )
+        return without_pairs.with_parts(*graph._parts)
 
     def part(
         self,
