@@ -413,7 +413,8 @@ def _unfold(x: Array, size: int, axis: int) -> Array:
 
 def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
     if operands.residual is not None:
-        return _batch_with_residual(bind, operands, batched, size)
+        compose = functools.partial(_with_residual_after, bind)
+        return cast(Array, vmap_batched(compose, size, batched)(operands))
     if size == 1:
         return _join_groups(bind, operands, batched, size)
     if not any(jax.tree.leaves(batched._replace(rhs=False, bias=None))):
@@ -424,7 +425,8 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
             bias = _fold(bias, batched.bias, size, 1)
         return _unfold(bind(operands._replace(rhs=rhs, bias=bias)), size, 1)
     if operands.gather is not None or operands.scatter is not None:
-        return _batch_with_gathers(bind, operands, batched, size)
+        compose = functools.partial(_with_ids_outside, bind)
+        return cast(Array, vmap_batched(compose, size, batched)(operands))
     if batched.rhs or batched.bias or batched.sizes or batched.offset:
         return _join_groups(bind, operands, batched, size)
     # The batch joins the rows, as the inner axis: groups stay contiguous.
@@ -443,35 +445,27 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
     return jnp.moveaxis(reshape(result, rows, size, result.shape[1]), 1, 0)
 
 
-def _batch_with_residual(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
-    """Batch the products, then add the residual and apply the activation, rounding once."""
+def _with_residual_after(bind: Bind, operands: Rows) -> Array:
+    """Multiply, then add the residual and apply the activation, rounding once."""
     dtype, activation = bind.attributes["dtype"], bind.attributes["activation"]
     wide = np.dtype(accumulator_dtype(dtype))
-
-    def product(rows: Rows) -> Array:
-        return cast(Array, bind(rows, activation=None, dtype=wide))
-
-    rows, axes = operands._replace(residual=None), batched._replace(residual=None)
-    is_batched = any(jax.tree.leaves(axes))
-    result = vmap_batched(product, size, axes)(rows) if is_batched else product(rows)
+    result = bind(operands._replace(residual=None), activation=None, dtype=wide)
     return xla.finished(result, operands.residual, activation, dtype)
 
 
-def _batch_with_gathers(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
-    """Batch products with ids: gathers and scatters are primitives of their own."""
-    rows = operands._replace(gather=None, scatter=None)
-    axes = batched._replace(gather=None, scatter=None)
-    if any(jax.tree.leaves((batched.lhs, batched.gather))):
-        lhs = vmap_batched(_apply, size, batched.gather, batched.lhs)(operands.gather, operands.lhs)
-        axes = axes._replace(lhs=True)
-    else:
-        lhs = _apply(operands.gather, operands.lhs)
-    rows = rows._replace(lhs=lhs)
-    is_batched = any(jax.tree.leaves(axes))
-    result = _matmul_batch(bind, rows, axes, size) if is_batched else bind(rows)
-    return cast(
-        Array, vmap_batched(_apply, size, batched.scatter, is_batched)(operands.scatter, result)
-    )
+def _with_ids_outside(bind: Bind, operands: Rows) -> Array:
+    """Gather, multiply, then scatter: each a primitive of its own."""
+    lhs = _apply(operands.gather, operands.lhs)
+    return _apply(operands.scatter, bind(operands._replace(lhs=lhs, gather=None, scatter=None)))
+
+
+def _outer_with_ids_outside(bind: Bind, factors: Factors) -> Array:
+    lhs_gather, rhs_gather = factors.lhs_gather, factors.rhs_gather
+    valid = as_column(xla.valid_rows(lhs_gather, rhs_gather))
+    lhs, rhs = _apply(lhs_gather, factors.lhs), _apply(rhs_gather, factors.rhs)
+    lhs, rhs = jnp.where(valid, lhs, 0), jnp.where(valid, rhs, 0)
+    result: Array = bind(factors._replace(lhs=lhs, rhs=rhs, lhs_gather=None, rhs_gather=None))
+    return result
 
 
 def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> Array:
@@ -484,16 +478,8 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
             operands, axis = operands._replace(rhs=_fold(operands.rhs, True, size, 1)), 2
         return _unfold(bind(operands), size, axis)
     if size > 1 and (operands.lhs_gather is not None or operands.rhs_gather is not None):
-
-        def gathered(factors: Factors) -> Any:
-            lhs_gather, rhs_gather = factors.lhs_gather, factors.rhs_gather
-            valid = as_column(xla.valid_rows(lhs_gather, rhs_gather))
-            lhs, rhs = _apply(lhs_gather, factors.lhs), _apply(rhs_gather, factors.rhs)
-            return jnp.where(valid, lhs, 0), jnp.where(valid, rhs, 0)
-
-        lhs, rhs = vmap_batched(gathered, size, batched)(operands)
-        operands = operands._replace(lhs=lhs, rhs=rhs, lhs_gather=None, rhs_gather=None)
-        batched = batched._replace(lhs=True, rhs=True, lhs_gather=None, rhs_gather=None)
+        compose = functools.partial(_outer_with_ids_outside, bind)
+        return cast(Array, vmap_batched(compose, size, batched)(operands))
     return _join_groups(bind, operands, batched, size)
 
 

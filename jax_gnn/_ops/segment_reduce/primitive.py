@@ -223,12 +223,7 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
     x, result_scale = primals.x, primals.result_scale
     factors = tangents.weight, tangents.out_scale, tangents.result_scale
     if any(tangent is not None for tangent in factors):
-
-        def compose(operands: Messages) -> Array:
-            message = _concatenate_halo(operands.without_epilogue)
-            return _with_epilogue(bind, _without_relu(bind)(message), operands)
-
-        return composed_jvp(compose, primals, tangents)
+        return composed_jvp(functools.partial(_composed, bind), primals, tangents)
     # Only additions and the ReLU follow the sum and its scales. The slope of the ReLU follows from
     # its result.
     result, terms = bind(primals), []
@@ -262,11 +257,13 @@ def tangent_after(result: Array, terms: list[Array], relu: bool) -> Array | None
     return jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
 
 
-def _concatenate_halo(operands: Messages) -> Messages:
-    if operands.halo is None:
-        return operands
-    x = _concatenated(operands.x, operands.halo)
-    return operands._replace(x=x, halo=None, halo_rows=None)
+def _composed(bind: Bind, operands: Messages) -> Array:
+    """Reduce messages, those of the halo among them, and then apply the epilogue."""
+    message = operands.without_epilogue
+    if operands.halo is not None:
+        x = _concatenated(operands.x, operands.halo)
+        message = message._replace(x=x, halo=None, halo_rows=None)
+    return _with_epilogue(bind, _without_relu(bind)(message), operands)
 
 
 def _relu(bind: Bind) -> bool:
@@ -335,30 +332,10 @@ def _scaled(ct: Array, operands: Messages | None, counts: Array | None) -> Array
 
 
 def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
-    messages, are_batched = operands.without_epilogue, batched.without_epilogue
-    if operands.halo is not None:
-        has_batch = batched.x or batched.halo
-        concatenate = vmap_batched(_concatenated, size, batched.x, batched.halo)
-        x = (concatenate if has_batch else _concatenated)(operands.x, operands.halo)
-        messages = messages._replace(x=x, halo=None, halo_rows=None)
-        are_batched = are_batched._replace(x=has_batch, halo=None, halo_rows=None)
-    if not _has_epilogue(operands, _relu(bind)):
-        return _batch_of_sums(bind, messages, are_batched, size)
-    sums = _without_relu(bind)
-    if any(jax.tree.leaves(are_batched)):
-        result = _batch_of_sums(sums, messages, are_batched, size)
-    else:
-        result = jnp.broadcast_to((row_sums := sums(messages)), (size, *row_sums.shape))
-
-    def finish(result: Array, *arrays: PyTree) -> Array:
-        x, *epilogue = arrays
-        return _with_epilogue(bind, result, Messages(x, None, operands.matrix, *epilogue))
-
-    mapped = vmap_batched(finish, size, True, batched.x, *batched.epilogue)
-    return cast(Array, mapped(result, operands.x, *operands.epilogue))
-
-
-def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
+    if operands.halo is not None or _has_epilogue(operands, _relu(bind)):
+        compose = functools.partial(_composed, bind)
+        return cast(Array, vmap_batched(compose, size, batched)(operands))
+    operands, batched = operands.without_epilogue, batched.without_epilogue
     if operands.weight is None and not any(jax.tree.leaves(batched.matrix)):
         # The batch is an axis of the features, so that either may be split over devices.
         result = bind(operands._replace(x=jnp.moveaxis(operands.x, 0, 1)))
