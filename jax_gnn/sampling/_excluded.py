@@ -60,10 +60,8 @@ def exclude_edges(
     starts = take_ids(graph.t_order, jnp.where(counts > 0, t_places, PADDING))
     starts = jnp.where(in_range(starts, num_edges), starts, num_edges)
     starts, counts = jax.lax.sort((starts, counts.astype(dtype)), num_keys=1)
-    # An edge may be given several times: its run counts once.
-    repeats = jnp.concatenate([jnp.zeros(1, bool), starts[1:] == starts[:-1]])[: starts.shape[0]]
-    starts = jnp.where(repeats, num_edges, starts)
-    counts = jnp.where(starts < num_edges, counts, 0)
-    starts, counts = jax.lax.sort((starts, counts), num_keys=1)
+    # An edge may be given several times: its run counts once, at the last of equal starts.
+    following = jnp.pad(starts, (0, 1), constant_values=num_edges)[1:]
+    counts = jnp.where(starts < following, counts, 0)
     before = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(counts, dtype=dtype)])
     return ExcludedEdges(starts, before)
