@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core import schedule_cache
+from jax_gnn._core.files import read_npz
 from jax_gnn._core.ids import MAX_SIZE
 from jax_gnn._core.schedule import describe
 from jax_gnn._core.schedule_cache import Tuned
@@ -244,13 +244,10 @@ def _group_sizes(args: argparse.Namespace) -> np.ndarray:
 
 def _read_ids(path: Path, *names: str) -> tuple[list[np.ndarray], int]:
     """Read arrays of ids of one length, and the number of nodes, or 0 if the file has none."""
-    with _blame("--data", path), path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError("not an .npz file, or cut off")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as arrays:
-            columns = [_whole_numbers(name, arrays[name]) for name in names]
-            count = arrays["num_nodes"] if "num_nodes" in arrays else np.array(0)
+    with _blame("--data", path):
+        arrays = read_npz(path, "an .npz file", (*names, "num_nodes"))
+        columns = [_whole_numbers(name, arrays[name]) for name in names]
+        count = arrays.get("num_nodes", np.array(0))
         if count.size != 1:
             raise ValueError(f"expected num_nodes to be one number, got shape {count.shape}")
         (num_nodes,) = _whole_numbers("num_nodes", count.reshape(1)).tolist()

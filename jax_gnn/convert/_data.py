@@ -195,12 +195,9 @@ class Edges(NamedTuple):
 
 def edges_of(graph: Graph) -> Edges:
     """Return the edges of a graph."""
-    size = int(np.asarray(graph.indptr[-1]))
-    # Padding comes last, and is cut off.
-    src, dst, ids = (np.asarray(a)[:size] for a in (graph.cols, graph.rows, graph.edge_ids))
+    src, dst, ids = graph._host_edges("a conversion")
     order = input_order(ids)
-    src, dst, ids = (array[order].astype(np.int64) for array in (src, dst, ids))
-    return Edges(src, dst, ids, order, graph.num_input_edges)
+    return Edges(src[order], dst[order], ids[order], order, graph.num_input_edges)
 
 
 def incidences_of(hypergraph: Hypergraph) -> Edges:

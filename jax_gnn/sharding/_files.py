@@ -337,7 +337,8 @@ def write_parts(
         descriptions = _encode(piece, arrays), _encode(Ends.of(piece), arrays)
         structure = json.dumps(descriptions)
         number = next(numbers)
-        _save(folder / f"{number}.npz", {str(i): array for i, array in enumerate(arrays)})
+        members: Any = {str(i): array for i, array in enumerate(arrays)}
+        np.savez(folder / f"{number}.npz", **members)
         ends = [arrays[i] for i in _array_numbers(descriptions[1])]
         digests.append(np.stack([digest(arrays), digest(ends)]))
 
@@ -348,12 +349,9 @@ def write_parts(
         all_digests = np.empty((num_parts, 2, 4), np.uint32)
         for i, rows in enumerate(gathered[:num_parts]):
             all_digests[i :: group.count] = rows
-        plan: dict[str, Any] = {
-            "parts": (places // capacity).astype(np.int32),
-            "num_parts": num_parts,
-        }
-        plan |= {"places": places, "digests": all_digests, "told": structure}
-        _save(folder / PLAN, plan)
+        parts = (places // capacity).astype(np.int32)
+        plan: Any = {"parts": parts, "num_parts": num_parts, "places": places}
+        np.savez(folder / PLAN, **plan, digests=all_digests, told=structure)
     group.gather()
 
 
@@ -394,11 +392,6 @@ def _select(rows: Mapping[str, object], ids: np.ndarray) -> dict[str, Any]:
         is_leaf=lambda node: isinstance(node, _Rows),
     )
     return selected
-
-
-def _save(path: Path, arrays: dict[str, Any]) -> None:
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
 
 
 def _encode(value: object, arrays: list[np.ndarray]) -> object:

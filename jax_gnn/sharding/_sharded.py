@@ -499,12 +499,6 @@ def _on_devices(
     return ShardedGraph(part, device_ids, device_places, mesh, axis, num_nodes)
 
 
-def _block(values: np.ndarray, i: int, size: int) -> np.ndarray:
-    """Return block i of a vector, padded to the size."""
-    block = values[i * size : (i + 1) * size]
-    return np.asarray(pad_ids(block, size - len(block)))
-
-
 def _from_rows(
     shape: tuple[int, ...], sharding: NamedSharding, row: Callable[[int], np.ndarray]
 ) -> Array:
@@ -606,15 +600,14 @@ def assemble(
     """
     # Axes become automatic, whatever their type in the user's mesh.
     mesh = Mesh(mesh.devices, mesh.axis_names)
-    sharding = NamedSharding(mesh, PartitionSpec(axis))
+    sharding, count = NamedSharding(mesh, PartitionSpec(axis)), mesh.shape[axis]
 
     def stack(*arrays: np.ndarray) -> Array:
         rows = dict(zip(pieces, arrays, strict=True))
-        return _from_rows((mesh.shape[axis], *arrays[0].shape), sharding, rows.__getitem__)
+        return _from_rows((count, *arrays[0].shape), sharding, rows.__getitem__)
 
-    count = mesh.shape[axis]
-    block = -(-len(places) // count)
-    node_places = _from_rows((count, block), sharding, lambda i: _block(places, i, block))
+    places_of = pad_ids(places, -len(places) % count).reshape(count, -1)
+    node_places = _from_rows(places_of.shape, sharding, places_of.__getitem__)
     # The ids of the halo are only needed where pieces are merged.
     device_pieces = [piece._replace(halo_ids=()) for piece in pieces.values()]
     part, node_ids, _, node_values, edge_values = jax.tree.map(stack, *device_pieces)
