@@ -22,7 +22,7 @@ from jax_gnn._core.arguments import (
     described,
 )
 from jax_gnn._core.arrays import accumulator_dtype, feature_wise, row_wise, take
-from jax_gnn._core.ffi import Implementation
+from jax_gnn._core.public import Implementation
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, Side
 from jax_gnn._ops.relational_aggregate.api import source_pair_rows
 from jax_gnn._ops.segment_matmul.api import row_matmul

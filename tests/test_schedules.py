@@ -23,9 +23,9 @@ from attention_cases import on_cuda
 from jax_gnn import RelationalGraph, cli, schedules
 from jax_gnn._core import schedule as core_schedule
 from jax_gnn._core import schedule_cache
-from jax_gnn._core.ffi import use_implementation
 from jax_gnn._core.schedule import Family, leaf
 from jax_gnn._core.schedule_cache import Tuned
+from jax_gnn._ops import use_implementation
 from jax_gnn._ops.attention.schedule import FAMILY as ATTENTION_FAMILY
 from jax_gnn._ops.hypergraph_aggregate import schedule as hypergraph_schedule
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY as HYPERGRAPH

@@ -14,19 +14,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jaxlib
 
-from jax_gnn._core.public import public
+from jax_gnn._core.public import (
+    Implementation,
+    check_implementation,
+    chosen_implementation,
+    public,
+)
 from jax_gnn._core.refusal import refuse
 from jax_gnn._version import __version__
 
-F = TypeVar("F", bound=Callable[..., object])
-
-Implementation = Literal["cuda", "cpu", "xla"]
-"""The code of an op: the kernel of a platform, or plain JAX."""
 Platform = Literal["cuda", "cpu"]
 
 TARGET_PREFIX = "jax_gnn_"
@@ -230,41 +231,6 @@ def shared_library(platform: Platform = "cpu") -> str:
         hint = f" ({state.hint})" if state.hint else ""
         raise ValueError(f"platform {platform!r} has no kernels here: {state.reason}{hint}")
     return str(_module(platform).__file__)
-
-
-# --- Choice of the implementation ----------------------------------------------------------------
-
-# A user context is part of the keys of JAX's caches, so that a change retraces jitted functions.
-chosen_implementation = jax.make_user_context(default_value=None)
-
-
-def check_implementation(name: object) -> None:
-    """Raise an error unless the name is that of an implementation, or None."""
-    if name is not None and (not isinstance(name, str) or name not in get_args(Implementation)):
-        raise ValueError(
-            f"implementation must be None or one of {get_args(Implementation)}, got {name!r}"
-        )
-
-
-def use_implementation(name: str | None) -> AbstractContextManager[None]:
-    """Select the implementation of ops in a ``with`` block; None keeps that of the outer block."""
-    return cast(
-        AbstractContextManager[None], chosen_implementation(name or chosen_implementation.value)
-    )
-
-
-def selects_implementation(function: F) -> F:
-    """Make the argument ``implementation`` of a function select that of all ops that it calls."""
-
-    @functools.wraps(function)
-    def call(*args: Any, implementation: str | None = None, **kwargs: Any) -> object:
-        check_implementation(implementation)
-        if implementation is None:
-            return function(*args, **kwargs)
-        with use_implementation(implementation):
-            return function(*args, **kwargs)
-
-    return cast(F, call)
 
 
 @public

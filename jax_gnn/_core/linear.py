@@ -22,6 +22,7 @@ from jax.tree_util import PyTreeDef
 
 from jax_gnn._core import ffi
 from jax_gnn._core.op import abstract_like, align_varying, as_jax, move_batch_axes, replace_items
+from jax_gnn._core.public import check_implementation, chosen_implementation
 from jax_gnn._core.sharding import batch_over_auto_axes, first_on_mesh, needs_devices
 from jax_gnn._core.types import Attribute, Aval, Leaf, PyTree
 
@@ -62,8 +63,8 @@ class Linear:
         **attributes: Attribute,
     ) -> list[Array]:
         """Return the list of results; ``implementation`` is that of all primitives in it."""
-        ffi.check_implementation(implementation)
-        chosen = implementation or ffi.chosen_implementation.value
+        check_implementation(implementation)
+        chosen = implementation or chosen_implementation.value
         return _Call(self, chosen, attributes, None, ()).bind(residuals, moving)
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class _Call:
         """Apply the function to leaves with all their batches."""
 
         def function(*leaves: Array) -> list[Array]:
-            with ffi.chosen_implementation(self.implementation):
+            with chosen_implementation(self.implementation):
                 return self.linear.function(*self.tree.unflatten(leaves), **self.attributes)
 
         # Batches were added from the inside out, so that vmap wraps in the same order.
@@ -156,7 +157,7 @@ class _Call:
 
         def function(residuals: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
             residuals, _ = self.tree.unflatten([*residuals, *[None] * len(present)])
-            with ffi.chosen_implementation(self.implementation):
+            with chosen_implementation(self.implementation):
                 results = self.linear.transpose(residuals, moving, cts, **self.attributes)
             return [results[i] for i in present]
 

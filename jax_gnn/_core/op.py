@@ -27,6 +27,7 @@ from jax.tree_util import PyTreeDef
 from jax_gnn._core import ffi, sharding
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import UnknownSize
+from jax_gnn._core.public import check_implementation, chosen_implementation
 from jax_gnn._core.schedule import Family
 from jax_gnn._core.types import Attribute, Aval, Leaf, LoweringContext, PyTree, Shaped
 
@@ -205,8 +206,8 @@ class Op:
         self, *operands: PyTree, implementation: str | None = None, **attributes: Attribute
     ) -> Any:
         """Apply the primitive to operands, in the order of their names."""
-        ffi.check_implementation(implementation)
-        chosen = implementation or ffi.chosen_implementation.value
+        check_implementation(implementation)
+        chosen = implementation or chosen_implementation.value
         return Bind(self, chosen, attributes)(self.operands(*operands))
 
     def cost(self, *operands: PyTree, platform: Platform = "cuda", **attributes: Attribute) -> Cost:
@@ -290,7 +291,7 @@ def _parse(
 def _apply_rule(rule: Callable[..., Any], op: Op, *args: Any, **params: Attribute) -> Any:
     """Apply a rule to an equation; ops in it have the implementation of the equation's."""
     bind, tree = _parse(op, **params)
-    with ffi.chosen_implementation(bind.implementation):
+    with chosen_implementation(bind.implementation):
         return rule(bind, tree, *args)
 
 
@@ -308,7 +309,7 @@ def _split(
     rule = bind.op.sharding(tree.unflatten(avals), results, **bind.attributes)
 
     def local(leaves: Sequence[Array], pieces: sharding.Pieces) -> list[Array]:
-        with ffi.chosen_implementation(bind.implementation):
+        with chosen_implementation(bind.implementation):
             return jax.tree.leaves(rule.local(bind, tree.unflatten(leaves), pieces))
 
     return sharding.Split(rule, local)
@@ -422,7 +423,7 @@ def _lower(
 
     def lower_function(function: Callable[..., Any]) -> Any:
         def of_leaves(*leaves: Array) -> Any:
-            with ffi.chosen_implementation(implementation):
+            with chosen_implementation(implementation):
                 return function(**tree.unflatten(leaves)._asdict())
 
         return mlir.lower_fun(of_leaves, multiple_results=op.several)(ctx, *values)

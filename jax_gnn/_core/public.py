@@ -7,14 +7,50 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
 
 from jax_gnn._core.ids import is_traced
 
 F = TypeVar("F", bound=Callable[..., object])
+
+Implementation = Literal["cuda", "cpu", "xla"]
+"""The code of an op: the kernel of a platform, or plain JAX."""
+
+# A user context is part of the keys of JAX's caches, so that a change retraces jitted functions.
+chosen_implementation = jax.make_user_context(default_value=None)
+
+
+def check_implementation(name: object) -> None:
+    """Raise an error unless the name is that of an implementation, or None."""
+    if name is not None and (not isinstance(name, str) or name not in get_args(Implementation)):
+        raise ValueError(
+            f"implementation must be None or one of {get_args(Implementation)}, got {name!r}"
+        )
+
+
+def use_implementation(name: str | None) -> AbstractContextManager[None]:
+    """Select the implementation of ops in a ``with`` block; None keeps that of the outer block."""
+    return cast(
+        AbstractContextManager[None], chosen_implementation(name or chosen_implementation.value)
+    )
+
+
+def selects_implementation(function: F) -> F:
+    """Make the argument ``implementation`` of a function select that of all ops that it calls."""
+
+    @functools.wraps(function)
+    def call(*args: Any, implementation: str | None = None, **kwargs: Any) -> object:
+        check_implementation(implementation)
+        if implementation is None:
+            return function(*args, **kwargs)
+        with use_implementation(implementation):
+            return function(*args, **kwargs)
+
+    return cast(F, call)
 
 
 def public(function: F) -> F:
@@ -27,8 +63,6 @@ def public(function: F) -> F:
     package = function.__module__.rpartition(".")[0].partition("._")[0]
     if not isinstance(function, type):
         if "implementation" in inspect.signature(function).parameters:
-            from jax_gnn._core.ffi import selects_implementation  # which imports this module
-
             function = selects_implementation(function)
         function = jax.named_scope(function.__name__)(function)
     function.__module__ = package

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jax_gnn._core.ffi import chosen_implementation
+from jax_gnn._core.public import chosen_implementation
 from jax_gnn._ops.edge_region import cuda_compile
 
 

@@ -18,8 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, feature_wise, row_width, row_wise
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Implementation, public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.attention import xla

@@ -20,10 +20,10 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.ids import at_most, in_range
 from jax_gnn._core.kernels import block_workspace, csr_operands
 from jax_gnn._core.op import Bind, Call, Op
+from jax_gnn._core.public import chosen_implementation
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.channels import channels_of
 from jax_gnn._ops.edge_region.cuda_codegen import kernel_of

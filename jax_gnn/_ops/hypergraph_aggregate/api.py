@@ -22,8 +22,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.activation import Activation, apply_activation
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_wise
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
-from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.public import one_call, public
+from jax_gnn._core.public import Implementation, one_call, public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.hypergraph_aggregate.primitive import aggregate

@@ -14,8 +14,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import LastRows, segments
-from jax_gnn._core.ffi import Implementation, selects_implementation
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Implementation, public, selects_implementation
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.relational_aggregate.schedule import (

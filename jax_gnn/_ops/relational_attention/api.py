@@ -12,8 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import accumulator_dtype
-from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Implementation, public
 from jax_gnn._core.shapes import Float, Real
 from jax_gnn._ops.relational_attention import schedule
 from jax_gnn._ops.relational_attention.methods import (

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from jax_gnn._core import ffi
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.linear import Linear
+from jax_gnn._core.public import chosen_implementation
 from jax_gnn._ops.attention.primitive import attend, gradients
 from jax_gnn._ops.attention.scores import DotScores
 from jax_gnn._ops.attention.xla import row_dots, shares
@@ -161,11 +161,11 @@ def pair_attention(
 
     With ``scale``, ``(edges, heads)`` factors after the softmax, JAX differentiates the steps.
     """
-    implementation = ffi.chosen_implementation.value  # rules may run outside of the context
+    implementation = chosen_implementation.value  # rules may run outside of the context
     attributes: Any = {"heads": heads, "precision": precision}
 
     def steps(*operands: Any, scale: Array | None = None) -> tuple[Array, Array, Array, Array]:
-        with ffi.chosen_implementation(implementation):
+        with chosen_implementation(implementation):
             return _steps(Operands(*operands), **attributes, scale=scale)
 
     if scale is not None:

@@ -15,11 +15,10 @@ from jax_gnn._core import arguments
 from jax_gnn._core.activation import Activation
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, feature_wise, promoted, row_wise
 from jax_gnn._core.csr import SparseMatrix, inverse_permutation, permutation
-from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import as_signed, at_most
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import gradients_at_once
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Implementation, public
 from jax_gnn._core.shapes import Integer, Num
 from jax_gnn._ops.segment_matmul import primitive, xla
 from jax_gnn._ops.segment_order.primitive import sorted_segments

@@ -19,8 +19,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core.arguments import check_integer
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix
 from jax_gnn._core.csr import inverse_permutation, permutation, segments
-from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Implementation, public
 from jax_gnn._core.shapes import Float, Inexact, Int, Integer, Num, Real, Shaped
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.segment_reduce.arguments import SegmentArgs, as_floating, parse

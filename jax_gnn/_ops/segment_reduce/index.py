@@ -14,9 +14,8 @@ from jax.typing import ArrayLike
 from jax_gnn._core.arguments import as_array, check_ids, check_size
 from jax_gnn._core.arrays import DTYPES, STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ffi import Implementation, selects_implementation
 from jax_gnn._core.ids import PADDING, index_dtype, to_device
-from jax_gnn._core.public import public
+from jax_gnn._core.public import Implementation, public, selects_implementation
 from jax_gnn._ops.segment_reduce.primitive import total
 
 

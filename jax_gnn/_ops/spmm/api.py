@@ -16,9 +16,8 @@ from jax_gnn._core import arguments
 from jax_gnn._core.activation import Activation, apply_activation
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, promoted, row_wise
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
-from jax_gnn._core.ffi import Implementation, selects_implementation
 from jax_gnn._core.ids import take_ids
-from jax_gnn._core.public import one_call, public
+from jax_gnn._core.public import Implementation, one_call, public, selects_implementation
 from jax_gnn._core.shapes import Float, Integer, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.segment_order.primitive import sorted_ids
