@@ -62,15 +62,6 @@ def batch_features(
     return jax.tree.map(unfold, result)
 
 
-def batch_composition(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Any:
-    """Apply a primitive to a batch by the primitives of its plain version."""
-
-    def of_operands(*args: PyTree) -> Any:
-        return bind.op.xla(**dict(zip(operands._fields, args, strict=True)), **bind.attributes)
-
-    return vmap_batched(of_operands, size, *batched)(*operands)
-
-
 def disjoint_union(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Any:
     """Apply a primitive to the block-diagonal matrix of a batch of matrices."""
     operands = broadcast_batch(operands, batched, size)
@@ -97,12 +88,6 @@ def disjoint_union(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> 
 def map_batch(bind: Callable[[Any], Any], operands: PyTree) -> Any:
     """Apply a primitive to each element of a batch in turn."""
     return jax.lax.map(bind, jax.tree.map(replicate, operands))
-
-
-def vmap_batched(function: Callable[..., Any], size: int, *batched: PyTree) -> Callable[..., Any]:
-    """Map a function over a batch, the first axis of the arguments' arrays that are ``batched``."""
-    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    return jax.vmap(function, axes, axis_size=size)
 
 
 def broadcast_batch(operands: PyTree, batched: PyTree, size: int) -> Any:

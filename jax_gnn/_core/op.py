@@ -66,6 +66,10 @@ class Bind:
         specs = split.result_specs(avals, results) if split else [PartitionSpec() for _ in results]
         return sharding.over_auto_axes(call, leaves, jax.tree.unflatten(result_tree, specs))
 
+    def plain(self, operands: Any) -> Any:
+        """Apply the op by the primitives of its plain version."""
+        return self.op.xla(**operands._asdict(), **self.attributes)
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -147,7 +151,7 @@ class Op:
             results, ``cotangent`` is a list, with None for zero. For an operand that is a tuple of
             arrays it returns a tuple, with None for each array that is known.
         batch: a function of (bind, operands, batched, size), where the batch is the first axis of
-            batched operands and of the result.
+            batched operands and of the result; by default ``xla`` is mapped over the batch.
         platforms: the platforms whose compiled modules have a kernel of this name.
         call: maps a platform and the operands, with an :class:`Operand` for each array, to the
             custom call, or to None where ``xla`` does the work. By default it passes all operands.
@@ -169,7 +173,6 @@ class Op:
     operands: Callable[..., Any]
     result: Callable[..., Any]
     xla: Callable[..., Any]
-    batch: Callable[[Bind, Any, Any, int], Any]
     transpose: Mapping[str | tuple[str, ...], Callable[[Bind, Any, Any], Any]] = field(
         default_factory=dict
     )
@@ -179,6 +182,7 @@ class Op:
     )
     prefers_xla: Callable[..., bool] = lambda platform, operands, **attributes: False
     jvp: Callable[[Bind, Any, Any], tuple[Any, Any]] | None = None
+    batch: Callable[[Bind, Any, Any, int], Any] = lambda *args: composed_batch(Bind.plain, *args)
     several: bool = False
     composition: Callable[..., Callable[..., Any] | None] = lambda *_, **attributes: None
     flops: Callable[..., int] = lambda operands, **attributes: 0
@@ -249,18 +253,26 @@ def multilinear_jvp(
 
 
 def composed_jvp(
-    function: Callable[[Any], Array], primals: PyTree, tangents: PyTree
-) -> tuple[Array, Array]:
-    """Return value and tangent of a function that is composed of other primitives."""
+    function: Callable[[Bind, Any], Any], bind: Bind, primals: PyTree, tangents: PyTree
+) -> tuple[Any, Any]:
+    """Return value and tangent of a function of (bind, operands) that composes the op of others."""
     leaves, tree = jax.tree.flatten(primals)
     directions: list[Any] = tree.flatten_up_to(tangents)  # type: ignore[attr-defined]
     moving = [i for i, direction in enumerate(directions) if direction is not None]
 
-    def of_moving(values: Sequence[Array]) -> Array:
-        return function(jax.tree.unflatten(tree, replace_items(leaves, moving, values)))
+    def of_moving(values: Sequence[Array]) -> Any:
+        return function(bind, jax.tree.unflatten(tree, replace_items(leaves, moving, values)))
 
     at, along = ([values[i] for i in moving] for values in (leaves, directions))
     return jax.jvp(of_moving, (at,), (along,))
+
+
+def composed_batch(
+    function: Callable[[Bind, Any], Any], bind: Bind, operands: PyTree, batched: PyTree, size: int
+) -> Any:
+    """Map a function of (bind, operands) that composes the op of others over a batch."""
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+    return jax.vmap(functools.partial(function, bind), (axes,), axis_size=size)(operands)
 
 
 def replace_items(

@@ -21,11 +21,11 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, as_column, row_width, take
-from jax_gnn._core.batching import batch_features, vmap_batched
+from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_batch
 from jax_gnn._core.sharding import where
 from jax_gnn._ops.attention.schedule import choose_slopes
 from jax_gnn._ops.matrix_sharding import matrix_sharding
@@ -160,11 +160,11 @@ def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array
     if not any(jax.tree.leaves(batched.matrix)):
         return cast(Array, batch_features((), bind, operands, batched, size, per_entry=True))
 
-    def scores(keys: Keys) -> Array:
+    def scores(bind: Bind, keys: Keys) -> Array:
         p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])
         return leaky_dots(keys._replace(vector=None), (p, q), **bind.attributes)[0]
 
-    return cast(Array, vmap_batched(scores, size, batched)(operands))
+    return cast(Array, composed_batch(scores, bind, operands, batched, size))
 
 
 def _dots_transpose(

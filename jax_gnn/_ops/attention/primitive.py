@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, row_width
-from jax_gnn._core.batching import batch_composition, batch_features
+from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.kernels import (
     block_workspace,
@@ -34,7 +34,7 @@ from jax_gnn._core.kernels import (
     unscheduled_workspace,
 )
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_batch, composed_jvp
 from jax_gnn._core.sharding import Piece, Sharding
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
@@ -311,7 +311,7 @@ def _options(bind: Bind) -> dict[str, Any]:
 
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
     if tangents.entry_scale is not None:
-        return _composition_jvp(bind, primals, tangents)
+        return composed_jvp(Bind.plain, bind, primals, tangents)
     value, scores, entry_scale, matrix = primals
     keeps_raw = bind.attributes["keeps_raw"]
     y, stats, raw = bind(primals, keeps_raw=keeps_raw or scores.is_kept)
@@ -325,14 +325,6 @@ def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array]
         raw = draw = raw[:0]
     # The number that scores are relative to has no tangent, as it cancels in the result.
     return [y, stats, raw], [dy, jnp.stack([jnp.zeros_like(dlog_sum), dlog_sum], axis=-1), draw]
-
-
-def _composition_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
-    """Differentiate the composition of other primitives."""
-    results: Any = composed_jvp(
-        lambda operands: bind.op.xla(**operands._asdict(), **bind.attributes), primals, tangents
-    )
-    return results[0], results[1]
 
 
 def _transpose(
@@ -362,7 +354,7 @@ def _vjp_jvp(
 ) -> tuple[list[Array], list[Array]]:
     # Linear in the cotangents; other tangents, and kinds with keys, go through the composition.
     if jax.tree.leaves(tangents._replace(ct=None, log_sum_ct=None)) or primals.scores.keys != 0:
-        return _composition_jvp(bind, primals, tangents)
+        return composed_jvp(Bind.plain, bind, primals, tangents)
     ct = jnp.zeros_like(primals.ct) if tangents.ct is None else tangents.ct
     return bind(primals), bind(primals._replace(ct=ct, log_sum_ct=tangents.log_sum_ct))
 
@@ -384,7 +376,7 @@ def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> Any:
     # The batch joins the heads, which share some fields and the matrix: these must not be batched.
     shared = [getattr(batched.scores, name) for name in scores.shared]
     if any(jax.tree.leaves((batched.matrix, shared))):
-        return batch_composition(bind, operands, batched, size)
+        return composed_batch(Bind.plain, bind, operands, batched, size)
     if isinstance(scores, TypedScores):  # drop rows shared by heads; ``at_row`` has their terms
         fields: Any = {"row": None, "of_row": None}
         operands = operands._replace(scores=replace(operands.scores, **fields))
@@ -397,7 +389,7 @@ def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> Any:
 def _vjp_batch(bind: Bind, operands: Residuals, batched: Residuals, size: int) -> Any:
     if operands.scores.keys == 0:
         return batch_features((), bind, operands, batched, size, per_entry=True)
-    return batch_composition(bind, operands, batched, size)
+    return composed_batch(Bind.plain, bind, operands, batched, size)
 
 
 # --- Several devices -----------------------------------------------------------------------------

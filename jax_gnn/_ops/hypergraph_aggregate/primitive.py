@@ -26,12 +26,12 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_width, row_wise
-from jax_gnn._core.batching import broadcast_batch, disjoint_union, vmap_batched
+from jax_gnn._core.batching import broadcast_batch, disjoint_union
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import block_workspace, like_first, narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, composed_jvp
+from jax_gnn._core.op import Bind, Call, Op, composed_batch, composed_jvp
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
@@ -87,8 +87,8 @@ def _scale_rows(x: Array, scale: Array, csr: Csr) -> Array:
 def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array, Array | None]:
     moving = {name for name in _NODE_SCALES if getattr(tangents, name) is not None}
     if moving:
-        compose = functools.partial(_with_scales_outside, bind, moving)
-        return composed_jvp(compose, primals, tangents)
+        compose = functools.partial(_with_scales_outside, moving)
+        return composed_jvp(compose, bind, primals, tangents)
     # The epilogue only adds terms and applies the ReLU, whose slope follows from its result.
     plain, linear = _without_relu(bind), primals.linear
     terms = [] if tangents.x is None else [plain(linear._replace(x=tangents.x))]
@@ -102,7 +102,7 @@ def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array
     return result, tangent_after(result, terms, bind.attributes["relu"])
 
 
-def _with_scales_outside(bind: Bind, names: set[str], operands: Aggregation) -> Array:
+def _with_scales_outside(names: set[str], bind: Bind, operands: Aggregation) -> Array:
     """Aggregate with some scales outside of the primitive; the self term follows those of nodes."""
     x, one = operands.x, ones(operands.hyperedge_scale.dtype)
     inner: dict[str, Any] = dict.fromkeys(names, one)
@@ -191,8 +191,8 @@ def _batch(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -
     names = {name for name in (*_NODE_SCALES, "self_scale") if getattr(batched, name)}
     names = set() if joins else names
     if names or not _is_linear(bind, operands):
-        compose = functools.partial(_with_scales_outside, bind, names)
-        return cast(Array, vmap_batched(compose, size, batched)(operands))
+        compose = functools.partial(_with_scales_outside, names)
+        return cast(Array, composed_batch(compose, bind, operands, batched, size))
     if joins:
         return _disjoint_union(bind, operands, batched, size)
     # All examples share one hypergraph: the batch becomes an axis of the features, so that either

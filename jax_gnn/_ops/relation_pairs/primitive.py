@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.batching import vmap_batched
 from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import PADDING, in_range, row_starts
-from jax_gnn._core.op import Bind, Call, Op
+from jax_gnn._core.op import Call, Op
 from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 
@@ -62,11 +60,6 @@ _TILE = 256  # edges of a block of the kernel
 _MAX_RELATIONS = 1024  # each tile counts the edges of all relations
 
 
-def _batch(bind: Bind, operands: TypedRows, batched: TypedRows, size: int) -> list[Array]:
-    plain = functools.partial(_xla, **bind.attributes)
-    return cast(list[Array], vmap_batched(plain, size, *batched)(*operands))
-
-
 relation_pairs = Op(
     name="relation_pairs",
     operands=TypedRows,
@@ -74,7 +67,6 @@ relation_pairs = Op(
     xla=_xla,
     platforms=("cuda",),
     call=_call,
-    batch=_batch,
     several=True,
 )
 

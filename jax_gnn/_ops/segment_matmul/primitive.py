@@ -32,11 +32,11 @@ from jax.typing import DTypeLike
 
 from jax_gnn._core.activation import ACTIVATIONS, Activation
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_column, promoted
-from jax_gnn._core.batching import broadcast_batch, map_batch, vmap_batched
+from jax_gnn._core.batching import broadcast_batch, map_batch
 from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, Operand
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_batch
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding, replicate, reshape
 from jax_gnn._ops.matrix_sharding import half_factors, unread
 from jax_gnn._ops.segment_matmul import xla
@@ -413,8 +413,7 @@ def _unfold(x: Array, size: int, axis: int) -> Array:
 
 def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
     if operands.residual is not None:
-        compose = functools.partial(_with_residual_after, bind)
-        return cast(Array, vmap_batched(compose, size, batched)(operands))
+        return cast(Array, composed_batch(_with_residual_after, bind, operands, batched, size))
     if size == 1:
         return _join_groups(bind, operands, batched, size)
     if not any(jax.tree.leaves(batched._replace(rhs=False, bias=None))):
@@ -425,8 +424,7 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
             bias = _fold(bias, batched.bias, size, 1)
         return _unfold(bind(operands._replace(rhs=rhs, bias=bias)), size, 1)
     if operands.gather is not None or operands.scatter is not None:
-        compose = functools.partial(_with_ids_outside, bind)
-        return cast(Array, vmap_batched(compose, size, batched)(operands))
+        return cast(Array, composed_batch(_with_ids_outside, bind, operands, batched, size))
     if batched.rhs or batched.bias or batched.sizes or batched.offset:
         return _join_groups(bind, operands, batched, size)
     # The batch joins the rows, as the inner axis: groups stay contiguous.
@@ -478,8 +476,7 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
             operands, axis = operands._replace(rhs=_fold(operands.rhs, True, size, 1)), 2
         return _unfold(bind(operands), size, axis)
     if size > 1 and (operands.lhs_gather is not None or operands.rhs_gather is not None):
-        compose = functools.partial(_outer_with_ids_outside, bind)
-        return cast(Array, vmap_batched(compose, size, batched)(operands))
+        return cast(Array, composed_batch(_outer_with_ids_outside, bind, operands, batched, size))
     return _join_groups(bind, operands, batched, size)
 
 

@@ -35,12 +35,12 @@ from jax_gnn._core.arrays import (
     scatter_rows,
     take,
 )
-from jax_gnn._core.batching import batch_composition, batch_features, vmap_batched
+from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, orient_by_weights
 from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, multilinear_jvp
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_batch, composed_jvp, multilinear_jvp
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import UNSPLIT, Piece, Sharding, reshape
 from jax_gnn._core.types import Attribute, PyTree
@@ -223,7 +223,7 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
     x, result_scale = primals.x, primals.result_scale
     factors = tangents.weight, tangents.out_scale, tangents.result_scale
     if any(tangent is not None for tangent in factors):
-        return composed_jvp(functools.partial(_composed, bind), primals, tangents)
+        return composed_jvp(_composed, bind, primals, tangents)
     # Only additions and the ReLU follow the sum and its scales. The slope of the ReLU follows from
     # its result.
     result, terms = bind(primals), []
@@ -333,8 +333,7 @@ def _scaled(ct: Array, operands: Messages | None, counts: Array | None) -> Array
 
 def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
     if operands.halo is not None or _has_epilogue(operands, _relu(bind)):
-        compose = functools.partial(_composed, bind)
-        return cast(Array, vmap_batched(compose, size, batched)(operands))
+        return cast(Array, composed_batch(_composed, bind, operands, batched, size))
     operands, batched = operands.without_epilogue, batched.without_epilogue
     if operands.weight is None and not any(jax.tree.leaves(batched.matrix)):
         # The batch is an axis of the features, so that either may be split over devices.
@@ -667,7 +666,6 @@ segment_reduce_vjp = Op(
     call=_vjp_call,
     jvp=_both_gradients_jvp,
     transpose={"ct": _both_gradients_transpose},
-    batch=batch_composition,
     several=True,
     flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
     family=FAMILY,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from jax_gnn._core.arrays import DTYPES, JAX_OPS, row_width, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.kernels import narrow_ids
-from jax_gnn._core.op import Bind, Call, Op
+from jax_gnn._core.op import Call, Op
 from jax_gnn._core.types import Attribute, PyTree, Shaped
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
@@ -43,11 +43,7 @@ def _call(platform: str, operands: Rows, **attributes: Attribute) -> Call | None
     return Call([x, narrow_ids(ids, size)], flags)
 
 
-def _never_batched(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> NoReturn:
-    raise AssertionError("the op occurs only when a reduction is lowered")
-
-
-_define = functools.partial(Op, operands=Rows, batch=_never_batched, platforms=("cpu",), call=_call)
+_define = functools.partial(Op, operands=Rows, platforms=("cpu",), call=_call)
 
 
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
