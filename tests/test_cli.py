@@ -39,6 +39,7 @@ from flax_layers.training.data import Fingerprint, check_dataset, fingerprint
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.link_tasks import check_links
 from flax_layers.training.models import command_name
+from flax_layers.training.options import settings_of
 from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import digits_graph, load_any, load_graph, random_split
@@ -977,3 +978,11 @@ def test_help_shows_defaults(capsys):
         assert f"(default: {default})" in words
     assert "default: False" not in words
     assert "default: None" not in words
+
+
+def test_words_for_none():
+    """Settings that may be None have a word for it."""
+    words = ["train", "gine", "--implementation", "auto", "--mlp-norm", "none"]
+    config = settings_of(RECIPES["gine"].config, cli._make_parser().parse_args(words))
+    assert config.implementation is config.mlp_norm is None
+    assert RECIPES["gine"].config().mlp_norm == "batch_norm"

@@ -46,10 +46,15 @@ def _parser_of(number: Number) -> Callable[[str], Any]:
     return parse
 
 
-def _default_text(value: object, setting: Setting) -> object:
+def _choice(name: str, value: object) -> object:
+    """Return a value of a setting of words as the command line has it."""
+    return value or ("auto" if name == "implementation" else "none")
+
+
+def _default_text(name: str, value: object, setting: Setting) -> object:
     """Return a default as the help shows it."""
     if setting.choices:
-        return value or "auto"
+        return _choice(name, value)
     if isinstance(value, tuple):
         value = ",".join(map(str, value)) or None
     return "none" if value is None else value
@@ -75,7 +80,7 @@ def _add_setting(
             )
         return
     text = "; ".join(
-        f"{_default_text(value, setting)}{phrase}" for phrase, value in defaults.items()
+        f"{_default_text(name, value, setting)}{phrase}" for phrase, value in defaults.items()
     )
     option: dict[str, Any] = {
         "dest": name,
@@ -86,8 +91,8 @@ def _add_setting(
         option["help"] += f" (default: {text})"
     if setting.number:
         option |= {"type": _parser_of(setting.number), "metavar": setting.metavar}
-    elif setting.choices:  # None leaves the choice to the library
-        option["choices"] = [choice or "auto" for choice in setting.choices]
+    elif setting.choices:
+        option["choices"] = [_choice(name, value) for value in setting.choices]
     else:
         option["action"] = "store_true"
     group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
@@ -196,9 +201,11 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
 def settings_of(config: type[C], args: argparse.Namespace, dataset: NodeDataset | None = None) -> C:
     """Return the settings of the command line, and for others the defaults for the dataset."""
     # Options that are absent on the command line have no value in the namespace.
-    options = {name: value for name, value in vars(args).items() if name in settings(config)}
-    if options.get("implementation") == "auto":
-        options["implementation"] = None
+    known = settings(config)
+    options = {name: value for name, value in vars(args).items() if name in known}
+    for name, value in options.items():
+        if None in known[name].choices and value == _choice(name, None):
+            options[name] = None
     _require_implementation(options.get("implementation"))
     published = getattr(config, "published", {}).get(dataset.format, {}) if dataset else {}
     return config(**published | options)

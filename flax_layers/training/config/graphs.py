@@ -150,6 +150,7 @@ class GINEConfig(_PerceptronConfig, SampledConfig):
 
     learning_rate: float = 0.005
     feature_normalization: FeatureNormalization = "auto"
+    mlp_norm: Norm | None = "batch_norm"  # messages are not negative, so that their sums grow
 
 
 class GatedGCNConfig(DirectionConfig, TrainConfig):
