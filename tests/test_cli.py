@@ -717,7 +717,7 @@ def test_data_of_tables(tmp_path, capsys):
     (tmp_path / "edges.csv").write_text("src,dst,weight,since\nn0,n1,2,2010\n")
     out = data_output(tmp_path, capsys)
     assert " columns id: names\n age: number, 0 to 5\n city: category of 2 values (a, b)\n" in out
-    assert " weight of edges.csv: edge weights\n since of edges.csv: feature of edges\n" in out
+    assert " weight of edges.csv: edge weights\n since of edges.csv: feature of edges: " in out
     assert "0 labelled nodes; splits need at least 4; labels are the column 'label' or" in out
     (tmp_path / "nodes.csv").write_text("id,age,city,label\n" + lines)
     assert " label: 3 classes, 6 of 6 known\n" in data_output(tmp_path, capsys)

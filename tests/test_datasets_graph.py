@@ -119,12 +119,13 @@ def test_csv(tmp_path):
 
 
 def test_csv_with_features_of_edges(tmp_path):
-    """Columns by name, of the first of repeated edges; text and columns with gaps are left out."""
+    """Columns by name, of the first of repeated edges; gaps are filled, text is one-hot."""
     (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\nc,x\n")
     rows = "b,a,2,0.5,k,1\na,b,3,1,k,\nb,a,9,9,k,1\n"
     (tmp_path / "edges.csv").write_text("src,dst,z,length,kind,gap\n" + rows)
     dataset = load_graph(tmp_path)
-    assert dataset.edge_features.tolist() == [[0.5, 2], [1, 3]] and dataset.repeated == 1
+    assert dataset.edge_features.tolist() == [[1, 1, 0.5, 2], [1, 1, 1, 3]]
+    assert dataset.repeated == 1
     (tmp_path / "graphs.csv").write_text("id,label\ng,x\nh,y\n")
     (tmp_path / "nodes.csv").write_text("id,graph\na,h\nb,h\nc,g\nd,g\n")
     (tmp_path / "edges.csv").write_text("src,dst,z\na,b,2\nc,d,5\n")
