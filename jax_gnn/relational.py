@@ -624,11 +624,15 @@ class RelationalGraph:
         """
         arguments.check_choice("kind", kind, ("mean",))
         dtype = arguments.check_float_dtype("dtype", dtype)
-        rows = self.nodes.rows
-        xp = namespace(rows, self.edge_types)
-        # The edges of a pair have the same destination and relation.
-        pairs: Any = self._with_parts(("to_pairs",)).into_pairs
-        counts = take_ids(pairs.indptr, pairs.rows + 1) - take_ids(pairs.indptr, pairs.rows)
+        rows, types, pairs = self.nodes.rows, self.edge_types, self.into_pairs
+        xp = namespace(rows, types)
+        if pairs is not None:  # the edges of a pair have the same destination and relation
+            counts = take_ids(pairs.indptr, pairs.rows + 1) - take_ids(pairs.indptr, pairs.rows)
+        else:  # edges are sorted by destination, then relation: count the runs of equal ones
+            is_first = xp.arange(self.num_edges) == 0
+            is_first |= (rows != xp.roll(rows, 1)) | (types != xp.roll(types, 1))
+            run = xp.cumsum(is_first, dtype=rows.dtype) - 1
+            counts = _counts(run, self.num_edges)[run]
         valid = in_range(rows, self.num_dst)
         inverse_counts = 1 / xp.maximum(counts, 1).astype(dtype)
         return cast(Array, xp.where(valid, inverse_counts, xp.zeros((), dtype)))
@@ -652,10 +656,8 @@ class RelationalGraph:
         """Return the number of edges of each relation: ``(num_relations,)`` integers."""
         types, size = self.edge_types, self.num_relations
         valid = in_range(types, size)
-        if namespace(types) is np:
-            return cast(Array, np.bincount(types[valid], minlength=size).astype(types.dtype))
-        ids = jnp.where(valid, types, size)
-        return jnp.zeros(size, types.dtype).at[ids].add(1, mode="drop")
+        # Padding counts as a further relation, which is cut off.
+        return cast(Array, _counts(namespace(types).where(valid, types, size), size + 1)[:size])
 
     def _part(self, name: Part) -> Graph:
         graph: Graph | None = getattr(self, name)
@@ -719,6 +721,13 @@ def _two_rows(name: str, edges: Any) -> Any:
             f"{arguments.described(edges)}"
         )
     return edges
+
+
+def _counts(ids: Any, size: int) -> Any:
+    """Count the occurrences of each id; all ids are in range."""
+    if namespace(ids) is np:
+        return np.bincount(ids, minlength=size).astype(ids.dtype)
+    return jnp.zeros(size, ids.dtype).at[ids].add(1)
 
 
 for _kind in (RelationalGraph, Pairs, OutOfPairs, IntoPairs):
