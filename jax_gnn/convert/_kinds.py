@@ -159,9 +159,8 @@ def _is_index(name: str, array: np.ndarray) -> bool:
     if array.ndim != 1 or len(array) < 2 or not is_whole.all():
         return False
     counts_rows = np.array_equal(array - array[0], np.arange(len(array))) and array[0] in (0, 1)
-    if len(array) >= _MIN_ROWS and counts_rows:
-        return True
-    return _INDEX_NAME(name) is not None and len(np.unique(array)) == len(array)
+    has_name = _INDEX_NAME(name) is not None and len(np.unique(array)) == len(array)
+    return has_name or bool(len(array) >= _MIN_ROWS and counts_rows)
 
 
 # --- Text that is numbers or times ----------------------------------------------------------------

@@ -111,9 +111,7 @@ def load_csv(
     notice = "column 'graph': beside graphs.csv, with a row for each, these are many graphs"
     notices = [notice] * ("graph" in nodes.details and "graph" in edges.details)
     tables = {"": nodes, edges.title: edges}
-    return finished(
-        dataset, tables, options, nodes.features.recipe | {"edges": edges.recipe}, notices
-    )
+    return finished(dataset, tables, options, nodes.features.recipe, notices)
 
 
 def edges_alone(path: Path, options: TableOptions, kind: type[D]) -> D:
@@ -143,7 +141,7 @@ def edges_alone(path: Path, options: TableOptions, kind: type[D]) -> D:
             **fields,
         )
     table.notices += shared_names([*table.roles.values()][:2], (src, dst))
-    return finished(dataset, {table.title: table}, options, {"edges": table.recipe})
+    return finished(dataset, {table.title: table}, options, {})
 
 
 def load_hypergraph_csv(path: str | os.PathLike[str], **options: Any) -> HypergraphDataset:
@@ -352,7 +350,7 @@ def load_graphs_csv(path: str | os.PathLike[str], **options: Any) -> GraphsDatas
             **graphs.split_fields(names.tolist()),
         )
     tables = {"": nodes, graphs.title: graphs, edges.title: edges}
-    recipe = nodes.features.recipe | {"adds_reverses": adds_reverses, "edges": edges.recipe}
+    recipe = nodes.features.recipe | {"adds_reverses": adds_reverses}
     return finished(dataset, tables, settings, recipe, notices)
 
 

@@ -115,7 +115,8 @@ class TableFeatures:
         notices: Sentences about typos, missing numbers and unknown values.
         filled: Descriptions of missing cells that were filled.
         max_values: Largest number of values of a category that becomes features; None for all.
-        is_lenient: Whether columns that cannot be read are not used, as those of no features.
+        is_lenient: Whether columns that cannot be read are left out, and all of a later table that
+            lacks one.
     """
 
     place: Place
@@ -149,14 +150,14 @@ class TableFeatures:
         for name, values in table.items():
             try:
                 reading = read_kind(name, values, self.place)
-                if reason := self._obstacle(reading, text):
-                    self.details[name] = f"not used: {reason}"
-                else:
+                if not (reason := self._obstacle(reading, text)):
                     self._add(ColumnFeatures.of(name, reading, fill), reading)
             except ValueError as error:
                 if not self.is_lenient:
                     raise
-                self.details[name] = f"not used: {error}"
+                reason = str(error)
+            if reason:
+                self.details[name] = f"not used: {reason}"
         how = {
             "zero": "zero",
             "indicator": "the mean of their column, beside a feature that says which",
@@ -165,17 +166,16 @@ class TableFeatures:
 
     def _obstacle(self, reading: Reading, text: str) -> str:
         """Return why a column becomes no features; "" if it does."""
-        kind = reading.kind
-        if kind == "index":
+        if reading.kind == "index":
             return "an index, which numbers or names the rows"
-        if kind == "empty":
+        if reading.kind == "empty":
             return "nothing but missing cells"
-        if kind == "number" or kind == "time" or (kind == "text" and text != "drop"):
+        if reading.kind in ("number", "time"):
             return ""
-        count = len({*reading.values.tolist()} - {None})
-        if kind == "text":
+        count, is_text = len({*reading.values.tolist()} - {None}), reading.kind == "text"
+        if is_text and text == "drop":
             return f"free text of {count:,} values; --text hash takes its words"
-        if self.max_values is not None and count > self.max_values:
+        if not is_text and self.max_values is not None and count > self.max_values:
             return f"a category of {count:,} values, more than the {self.max_values} of edges"
         return ""
 
@@ -183,8 +183,11 @@ class TableFeatures:
         """Read the columns of a later table; `plan` is the `recipe` of that of the training."""
         known = {column["name"]: column for column in plan["columns"]}
         if missing := sorted(known.keys() - table.keys()):
-            listed = ", ".join(map(repr, missing))
-            raise ValueError(f"lacks the columns {listed}, which the model takes")
+            problem = f"lacks the columns {', '.join(map(repr, missing))}, which the model takes"
+            if not self.is_lenient:
+                raise ValueError(problem)
+            self.notices.append(f"{problem}: there are no features")
+            return
         for name, fields in known.items():
             column = ColumnFeatures(**{**fields, "values": tuple(fields["values"])})
             reading = read_kind(name, table[name], self.place, column.kind, column.form)

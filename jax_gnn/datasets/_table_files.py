@@ -266,15 +266,13 @@ class NodeTable(FileTable):
         parts = {name: part.removesuffix("_idx") for name, part in parts.items() if part}
         if len(parts) < 2 or "train" not in parts.values():
             return False
-        rows = {name: as_words(self.columns[name]).astype(str) for name in parts}
-        in_part = np.array([np.isin(np.char.lower(words), _TRUE) for words in rows.values()])
-        is_flag = [np.isin(np.char.lower(words), (*_TRUE, *_FALSE)) for words in rows.values()]
-        if not np.all(is_flag) or (in_part.sum(0) > 1).any():
+        cells = np.array([np.char.lower(as_words(self.columns[k]).astype(str)) for k in parts])
+        in_part = np.isin(cells, _TRUE)
+        if not (in_part | np.isin(cells, _FALSE)).all() or (in_part.sum(0) > 1).any():
             return False
         words = np.array([*parts.values(), None], object)
-        split = ", ".join(parts)
-        self.roles["split"], others = split, [name for name in self.columns if name not in parts]
-        self.columns = {name: self.columns[name] for name in others}
+        self.roles["split"] = split = ", ".join(parts)
+        self.columns = {name: x for name, x in self.columns.items() if name not in parts}
         self.columns[split] = words[np.where(in_part.any(0), in_part.argmax(0), -1)]
         self.details |= dict.fromkeys(parts, "mask of a part of the data")
         return True
@@ -435,12 +433,7 @@ class EdgeTable(FileTable):
         features = TableFeatures(
             self.place, Memory(self.path), max_values=_MAX_EDGE_VALUES, is_lenient=True
         )
-        plan = options.plan.get("edges")
-        lacking = {column["name"] for column in (plan or {"columns": []})["columns"]} - {*columns}
-        if lacking:  # which models without features of edges do not need
-            listed = ", ".join(map(repr, sorted(lacking)))
-            self.notices.append(f"lacks the columns {listed} of the training: no features of edges")
-        elif plan:
+        if plan := options.plan.get("edges"):
             features.follow(columns, plan)
         else:
             features.read(columns, options.fill_missing, options.text)
@@ -527,5 +520,7 @@ def finished(
     dataset._set("unused", tuple(name for name in details if details[name].startswith("not used")))
     dataset._set("notices", tuple(all_notices))
     roles = {"roles": options.names} if options.names else {}
-    dataset._set("table_recipe", json.dumps({**recipe, **roles}))
+    of_edges = [table.recipe for table in tables.values() if isinstance(table, EdgeTable)]
+    edges = {"edges": of_edges[0]} if len(of_edges) == 1 and of_edges[0] else {}
+    dataset._set("table_recipe", json.dumps({**recipe, **edges, **roles}))
     return dataset
