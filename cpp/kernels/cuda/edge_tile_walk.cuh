@@ -51,10 +51,6 @@ __global__ void __launch_bounds__(Text::kThreads, Text::kMinBlocks)
   float* const first_run = memory + kEntriesWords + 4;
   if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   if (start == Start::kWaits) wait_for_previous_launch();
-  if constexpr (Text::kMatrices > 0) Text::load_matrices(message.in, matrices);
-  for (int i = static_cast<int>(threadIdx.x); i < Text::kBlockMemory; i += Text::kThreads)
-    block[i] = 0;  // sums start from zero
-  __syncthreads();
 
   const int64_t per_block = kWarps * cut.per_warp, block_begin = blockIdx.x * per_block;
   const int64_t begin = min(block_begin + warp * cut.per_warp, csr.count);
@@ -106,11 +102,15 @@ __global__ void __launch_bounds__(Text::kThreads, Text::kMinBlocks)
     __pipeline_commit();
   };
 
+  // Matrices are read while the ids and then the rows of the first tile are on their way.
   LaneEntry coming = load_ids(0);
   if (num_tiles > 0) ask_for_rows(coming, 0);
   coming = load_ids(1);
+  if constexpr (Text::kMatrices > 0) Text::load_matrices(message.in, matrices);
+  for (int i = static_cast<int>(threadIdx.x); i < Text::kBlockMemory; i += Text::kThreads)
+    block[i] = 0;  // sums start from zero
   __pipeline_wait_prior(0);
-  __syncwarp();
+  __syncthreads();
 
   float carry[kParts], run[kParts];
   set_neutral<Op>(carry);

@@ -290,19 +290,52 @@ __device__ __forceinline__ int in_fragment(int i) { return i ^ i / 32 % 2 * 8; }
 // Loads a matrix to shared memory as fragments. Number (i, j) is at start + i * down + j % group *
 // across + j / group * apart of the array. Of each step of eight rows, lane 4 g + t of a fragment
 // has rows 2 t and 2 t + 1 of column g, so that a lane's neighbouring columns of one product are
-// its operands of the next one. Called by the whole block.
+// its operands of the next one. So number (i, j) of a fragment is its word i + 8 j, but for
+// in_fragment. Called by the whole block.
 template <int kInner, int kColumns, bool kPrecise, typename T>
 __device__ __forceinline__ void load_matrix(const T* from, int start, int down, int across,
                                             int group, int apart, float* to) {
   constexpr int kTiles = in_steps(kColumns, 8), kNumbers = in_steps(kInner, 8) * kTiles * 64;
+  const bool is_plain = group >= kColumns && start % 4 == 0;
+  const bool by_columns = is_plain && across == 1 && down % 4 == 0 && kColumns % 4 == 0;
+  const bool by_rows = is_plain && down == 1 && across % 4 == 0 && kInner % 4 == 0;
+  if (!by_columns && !by_rows) {
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kNumbers; i += blockDim.x) {
-    const int lane = i / 2 % 32, fragment = i / 64;
-    const int row = fragment / kTiles * 8 + lane % 4 * 2 + i % 2;
-    const int column = fragment % kTiles * 8 + lane / 4;
-    const bool there = row < kInner && column < kColumns;
-    const int at = start + row * down + column % group * across + column / group * apart;
-    to[i / 64 * 64 + in_fragment(i % 64)] = there ? Split<kPrecise>::kept(widen(from[at])) : 0.0f;
+    for (int i = threadIdx.x; i < kNumbers; i += blockDim.x) {
+      const int row = i / 64 / kTiles * 8 + i % 8, column = i / 64 % kTiles * 8 + i % 64 / 8;
+      const bool there = row < kInner && column < kColumns;
+      const int at = start + row * down + column % group * across + column / group * apart;
+      to[i / 64 * 64 + in_fragment(i % 64)] = there ? Split<kPrecise>::kept(widen(from[at])) : 0.0f;
+    }
+    return;
+  }
+  // Words of four numbers, several on their way at once. A warp has eight rows of sixteen columns,
+  // or columns of sixteen rows: no more than two of its lanes store to a bank.
+  constexpr int kWords = kNumbers / 4, kBatch = 4;
+  for (int first = static_cast<int>(threadIdx.x); first < kWords; first += kBatch * blockDim.x) {
+    T numbers[kBatch][4] = {};
+    int rows[kBatch], columns[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int word = first + b * static_cast<int>(blockDim.x), rest = word / 8;
+      const int blocks = 2 * (by_columns ? kTiles : in_steps(kInner, 8));
+      const int one = rest / blocks * 8 + word % 8, four = rest % blocks * 4;
+      rows[b] = by_columns ? one : four;
+      columns[b] = by_columns ? four : one;
+      const bool there = word < kWords && rows[b] < kInner && columns[b] < kColumns;
+      load_numbers<4, false>(there, from + start + rows[b] * down + columns[b] * across,
+                             numbers[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (first + b * static_cast<int>(blockDim.x) >= kWords) break;
+      float* const fragment = to + (rows[b] / 8 * kTiles + columns[b] / 8) * 64;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = rows[b] + (by_rows ? e : 0), column = columns[b] + (by_rows ? 0 : e);
+        fragment[in_fragment(row % 8 + column % 8 * 8)] = Split<kPrecise>::kept(widen(numbers[b][e]));
+      }
+    }
   }
 }
 
