@@ -348,6 +348,8 @@ class Costs:
     def _region(self, row: Row, region: EdgeRegion) -> Cost:
         if row is not region.results[0]:
             return Cost("edge_region", 0.0)
+        if region.space is Space.NODE:
+            return self.node_region(region)
         launch = self._walk(region, "row") + self._all(region.results)
         if region.linear_maps:
             products, functions = self._tile_work(region)
@@ -358,6 +360,8 @@ class Costs:
         """Return the cost of a walk by row and one by column, and of the counts of ties."""
         if row is not region.results[0]:
             return Cost("edge_region", 0.0)
+        if region.space is Space.NODE:
+            return self.node_region(region, gradients=True)
         work = _flops(self._work(*region.members))
         floats = [(x, access) for x, access in region.inputs if x.dtype in FLOATS]
         launches = []
@@ -403,12 +407,20 @@ class Costs:
             launches[0] += self._all(extremes) + self._all(extremes)
         return Cost.of("edge_region", *launches) if launches else Cost("edge_region", 0.0)
 
+    def node_region(self, region: EdgeRegion, gradients: bool = False) -> Cost:
+        """Return the cost of a region of nodes as walks, or that of its gradients."""
+        flops = region.gradient_flops() if gradients else region.flops()
+        launches = [_arithmetic(flops * self.parts.rows[Space.NODE])]
+        if gradients:  # sums of blocks are added up
+            launches += [self._whole(x) for x in region.input_rows if x.is_shared]
+        return Cost.of("node_region", *launches)
+
     def gradient_of_walks(self, region: EdgeRegion) -> float:
         """Return the microseconds that a region's gradients take beyond `gradient`, as walks.
 
         The walks are those whose kernels a GPU has room for.
         """
-        if not region.linear_maps:
+        if not region.linear_maps or region.space is Space.NODE:
             return 0.0
         time = _arithmetic(region.gradient_flops() * self.num_edges).extra
         return time - self.gradient(region.results[0]).time
@@ -418,6 +430,8 @@ class Costs:
 
         It is infinite if a GPU has no kernel for the region.
         """
+        if region.space is Space.NODE:
+            return 0.0
         time = _arithmetic(region.flops() * self.num_edges).extra
         if not region.linear_maps and math.isfinite(time):  # `of` counts what is read once
             return 0.0

@@ -8,11 +8,13 @@ import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arrays import as_matrix
 from jax_gnn._ops.segment_matmul.api import is_tall, tall_matmul
+from jax_gnn._program.backend import backend
 from jax_gnn._program.rows import Contract, Labels, Row
 
 
@@ -113,6 +115,9 @@ def _multiply_tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -
         return None  # XLA fuses products with a vector into their neighbours
     if not is_tall(rows, kernel, precision):
         return None
+    if backend() == "cuda":
+        # XLA joins products of the same rows, and copies each out of the joined one.
+        rows = jax.lax.optimization_barrier(rows)  # type: ignore[no-untyped-call,unused-ignore]
     y = tall_matmul(rows, kernel)
     return y.reshape(y.shape[0], *shape)
 

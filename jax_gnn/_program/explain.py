@@ -186,8 +186,8 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
                 f"{plan.time_saved(region):.1f} µs more"
             )
         lines += [
-            f"  {results}: of {', '.join(functions)} for each edge; gradients make again what no "
-            "result keeps",
+            f"  {results}: of {', '.join(functions)} for each {region.space.value}; gradients make "
+            "again what no result keeps",
             f"    reads {_reads(region, names)}",
             f"    counted {forward.time:.1f} µs, {_format_bytes(forward.bytes)}; {training}",
         ]
@@ -200,14 +200,16 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
         if plan.has_kernels and time < 0:
             reason = "has no kernel for GPUs"
         lines.append(f"  {names[push]}: no region, which {reason}")
-    return ["", "edge regions", *lines] if lines else []
+    kinds = [region.space.value for region in plan.regions]
+    kind = "node" if kinds and "edge" not in kinds else "edge"
+    return ["", f"{kind} regions", *lines] if lines else []
 
 
 def _reads(region: EdgeRegion, names: Names) -> str:
     column = "(source, relation) pair" if region.columns is Space.SOURCE_PAIR else "source"
     row = "destination" if region.rows is Space.NODE else "(destination, relation) pair"
     column, row = (row, column) if region.way == "src" else (column, row)
-    groups = {"col": column, "row": row, "edge": "edge", "shared": "all"}
+    groups = {"col": column, "row": row, "edge": region.space.value, "shared": "all"}
     texts = []
     for access, group in groups.items():
         rows = [_operand(row, names) for row, x in region.inputs if x == access]

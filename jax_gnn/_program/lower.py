@@ -101,7 +101,7 @@ class Lowering:
         return [
             # Regions write zeros to padding themselves.
             self.array(row)
-            if row in self.matcher.regions
+            if row in self.matcher.regions and row.space is Space.EDGE
             else without_padding(row, self.array(row), self.matrices)
             for row in rows
         ]
@@ -181,7 +181,7 @@ class Lowering:
         x = self.array(operand)
         is_power = row.op.name == "integer_pow" and row.op.params["y"] > 0
         is_finite = is_power or row.op.name in _FINITE_AT_ZERO
-        is_harmless = row.op.name in _LINEAR or (is_finite and not _may_be_unread(row))
+        is_harmless = row.op.name in LINEAR or (is_finite and not may_be_unread(row))
         if operand.is_shared or is_empty(x) or is_harmless:
             return x
         counted = self.matrices.counted(row.space, row.op.read_by)
@@ -206,7 +206,7 @@ class Lowering:
             for x in rows
         )
         counted = None
-        if reads_padding or _may_be_unread(row):
+        if reads_padding or may_be_unread(row):
             counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None:
             return self._contract(row)
@@ -581,7 +581,7 @@ def _repeat_heads(x: Array, present: Labels, heads: Labels, sizes: Sizes) -> Arr
     return as_matrix(x)
 
 
-def _may_be_unread(row: Row) -> bool:
+def may_be_unread(row: Row) -> bool:
     """Whether a pass moved a row to a space in which edges may not read all rows."""
     if not isinstance(row.op, Apply | Contract) or is_view(row):
         return False
@@ -611,7 +611,7 @@ _FINITE_AT_ZERO = {REACHED}.union(
 )
 """Functions that are finite at 0, with all derivatives."""
 
-_LINEAR = {"add", "concatenate", "neg", "pad", "reshape", "rev", "slice", "split", "squeeze", "sub"}
+LINEAR = {"add", "concatenate", "neg", "pad", "reshape", "rev", "slice", "split", "squeeze", "sub"}
 """Linear functions."""
 
 _FINITE_AT_ONE = set("atan2 cbrt div integer_pow log pow reciprocal rsqrt sqrt".split())  # noqa: SIM905

@@ -229,7 +229,13 @@ def match_regions(
         return Costs(matcher, results).training()
 
     candidates = Candidates(results, matcher, linear_maps)
-    return _with_regions(matcher, choose_regions(candidates, training_time))
+    _with_regions(matcher, choose_regions(candidates, training_time))
+    if linear_maps and backend() == "cuda":
+        # Most programs never need this module.
+        from jax_gnn._program.node_regions import node_regions
+
+        matcher.regions = {**matcher.regions, **node_regions(results, matcher)}
+    return matcher
 
 
 def _with_regions(matcher: Matcher, regions: Mapping[Row, EdgeRegion]) -> Matcher:

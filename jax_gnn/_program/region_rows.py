@@ -25,9 +25,9 @@ _MAX_TENSOR_CORE_WEIGHTS = 1 << 15
 _LOOPS = frozenset({"cond", "scan", "while"})
 
 
-def fits_region(row: Row, matcher: Matcher, linear_maps: bool) -> bool:
-    """Whether a row is a function of edges that a region may contain."""
-    if row.space is not Space.EDGE or not is_number(row):
+def fits_region(row: Row, matcher: Matcher, linear_maps: bool, space: Space = Space.EDGE) -> bool:
+    """Whether a row is a function of edges, or of nodes, that a region may contain."""
+    if row.space is not space or not is_number(row):
         return False
     if any(x.size == 0 for x in (row, *row.operands)):
         return False  # kernels read and write rows of a number at least

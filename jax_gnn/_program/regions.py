@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +76,8 @@ class EdgeRegion:
     edge_results: tuple[Row, ...]
     columns: Space = Space.NODE
     rows: Space = Space.NODE
+
+    space: ClassVar[Space] = Space.EDGE
 
     @property
     def way(self) -> str:
@@ -145,9 +147,9 @@ class EdgeRegion:
 
     def function(self, *rows: Array) -> list[Array]:
         """Compute an edge's results from the rows that it reads."""
-        share = rows[-1] if self.share_dtype else None
-        inputs = rows[:-1] if self.share_dtype else rows
-        input_values = dict(zip(self.inputs, inputs, strict=True))
+        extra = rows[len(self.inputs) :]
+        share = extra[0] if self.share_dtype else None
+        input_values = dict(zip(self.inputs, rows, strict=False))
         values: dict[Row, Array] = {}
         functions: dict[Any, Sequence[Array]] = {}
 
@@ -157,7 +159,7 @@ class EdgeRegion:
             return values[row] if row in values else input_values[self._operands[row]]
 
         for row in self.members:
-            operands = [value_of(operand) for operand in row.operands]
+            operands = self._safe_operands(row, map(value_of, row.operands), extra)
             if isinstance(row.op, Contract):
                 operands = align_varying(operands)
                 values[row] = einsum(row, [(operand, False) for operand in operands])
@@ -174,6 +176,13 @@ class EdgeRegion:
                 x = results[i]
                 results[i] = x.astype(accumulator_dtype(x.dtype)) if share is None else x * share
         return results + [values[row] for row in self.edge_results]
+
+    def _safe_operands(
+        self, row: Row, operands: Iterable[Array], extra: Sequence[Array]
+    ) -> list[Array]:
+        """Return the operands of a member; `extra` are the rows after those of `inputs`."""
+        del row, extra
+        return list(operands)
 
     @functools.cached_property
     def share_dtype(self) -> Any:

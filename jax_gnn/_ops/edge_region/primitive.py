@@ -188,7 +188,7 @@ def _tangent_result(point: LinearizationPoint, tangents: object, *, region: Regi
 
 def _batch(bind: Bind, operands: Operands, batched: Operands, size: int) -> list[Array]:
     region: Region = bind.attributes["region"]
-    if any(jax.tree.leaves(batched.matrix)):
+    if any(jax.tree.leaves(batched.matrix)) or region.is_by_entry:
         return _batch_matrices(bind, operands, batched, size)
     # One matrix: the batch becomes the first axis of rows.
     is_batched = region.batched_arguments(batched.arrays)
@@ -217,7 +217,9 @@ def _batch_matrices(bind: Bind, operands: Operands, batched: Operands, size: int
         has_batch and access == "shared"
         for has_batch, access in zip(batched.arrays, region.accesses, strict=True)
     ]
-    by_row = region.per_row(is_by_row)
+    # Kernels have no sums by row of products of two rows, such as gradients to matrices.
+    has_sums = region.is_by_entry and any(dest == "all" for dest, _ in region.outputs)
+    by_row = None if has_sums else region.per_row(is_by_row)
     if by_row is None or not fits_block_diagonal(size, every.matrix):
         results: list[Array] = map_batch(bind, every)
         return results

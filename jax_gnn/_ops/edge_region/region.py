@@ -493,6 +493,12 @@ class Region:
         masks = ExtremeMasks(source, arguments, by_mask.batched(is_batched, size))
         return replace(region, masks=masks)
 
+    @property
+    def is_by_entry(self) -> bool:
+        """Whether entries read and write rows of their own, and shared ones, alone."""
+        places = {*self.accesses, *(dest for dest, _ in self.outputs)}
+        return places.isdisjoint(("row", "col"))
+
     def per_row(self, is_by_row: Sequence[bool]) -> Region | None:
         """Return the region with some shared arguments, and all results over all, by row.
 

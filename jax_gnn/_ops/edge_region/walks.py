@@ -41,13 +41,13 @@ EXACT_FLOPS = 7.0
 
 # Times that a flop of a sum of products over all entries counts, where each warp has the sums in
 # registers, and where a block has them.
-_OWN_OUTER, _SHARED_OUTER = 1.5, 4.0
+_OWN_OUTER, _SHARED_OUTER = 1.5, 1.6
 _FLOPS_PER_BYTE = 45  # that take the time of a byte
 _STORED = 0.5  # of the time of a byte: one that a walk writes for another alone
 _OPERATION = 7.8  # flops that take the time of a lane's operation; fitted to ten walks on an H200
 _LAUNCH = 20_000  # flops that one more walk must save: 3 µs for 20,000 entries
 _NARROW = 16  # numbers of a row that lanes with parts of wide rows compute as a whole
-_WIDE = 2.0  # where values too wide for registers are computed again by each of their readers
+_WIDE = 1.3  # where values too wide for registers are computed again by each of their readers
 _BUSY_WARPS = 8  # that keep a multiprocessor's matrix units as busy as they get
 
 
