@@ -22,7 +22,7 @@ from flax_layers._declaration import LinearOptions, ParameterFactory
 from flax_layers.gin import GIN, GINOptions, apply_mlp, check_statistics, users_mlp
 from flax_layers.mlp import MLP, Norm
 from flax_layers.norms import check_mask
-from flax_layers.program_conv import ProgramLayer, Reduction, axes, dense
+from flax_layers.program_conv import NODE_MLP, ProgramLayer, Reduction, axes, dense
 from jax_gnn import Edge, Graph, Node
 from jax_gnn.extend import accumulator_dtype, check_choice, check_instance, check_integer, described
 
@@ -109,6 +109,8 @@ class _MLPLayer(ProgramLayer):
         if node_mask is not None:
             count = graph.num_dst if isinstance(x, tuple) else base.num_rows(graph)
             mask = check_mask("node_mask", node_mask, count)[: graph.num_dst]
+        if NODE_MLP.value(self.built_mlp) is not None:
+            return y
         mlp = self.built_mlp if getattr(self, "mlp", None) is None else self.mlp  # type: ignore[attr-defined]
         check_statistics(self, mlp, graph, mask, deterministic)
         return apply_mlp(mlp, y, self.out_features, mask, deterministic, rngs)
@@ -137,11 +139,13 @@ def _gine(
     eps: float,
     learned_eps: Any = axes(init="eps", when="learn_eps"),
     edge: Any = dense("edge", "src", when="edge_map"),
+    built_mlp: Any = NODE_MLP,
 ) -> Any:
     e = edge_features if edge is None else edge(edge_features)
     m = jax.nn.relu(summed(g.src(x_src), e))
     m = m if edge_weight is None else edge_weight.astype(m.dtype) * m
-    return (1 + (eps if learned_eps is None else learned_eps)) * x_dst + g.sum(m)
+    y = (1 + (eps if learned_eps is None else learned_eps)) * x_dst + g.sum(m)
+    return y if built_mlp is None else built_mlp(y)
 
 
 class GINEConv(GINEOptions, _MLPLayer, program=_gine):
@@ -262,13 +266,21 @@ def _gated_gcn(
     c: Any = dense("edge", "out"),
     d: Any = dense("dst", "out"),
     e: Any = dense("src", "out"),
+    residual: bool,
+    activation: base.Activation | None = None,
 ) -> Any:
     score = g.dst(d(x_dst)) + g.src(e(x_src)) + c(edge_features)
     # Sums of half types exceed float16 before the division.
     wide = accumulator_dtype(score.dtype)
     gate = jax.nn.sigmoid(score.astype(wide))
     sums = g.sum(gate * g.src(b(x_src)).astype(wide))
-    return a(x_dst) + (sums / (g.sum(gate) + 1e-6)).astype(score.dtype), score
+    y = a(x_dst) + (sums / (g.sum(gate) + 1e-6)).astype(score.dtype)
+
+    def finished(y: Array, features: Array) -> Array:
+        y = y if activation is None else jax.nn.relu(y)
+        return y + features if residual and y.shape == features.shape else y
+
+    return finished(y, x_dst), finished(score, edge_features)
 
 
 class GatedGCNConv(GatedGCNOptions, ProgramLayer, program=_gated_gcn):
@@ -290,6 +302,7 @@ class GatedGCNConv(GatedGCNOptions, ProgramLayer, program=_gated_gcn):
     """
 
     has_activation: ClassVar[bool] = True
+    _call_options = ("activation",)
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self,
@@ -310,14 +323,8 @@ class GatedGCNConv(GatedGCNOptions, ProgramLayer, program=_gated_gcn):
             activation: "relu" for a ReLU of both results, before the residual.
         """
         base.check_activation(activation)
-        results = super().__call__(graph, x, edge_features)
-        own = x[1] if isinstance(x, tuple) else base.destination_rows(graph, jnp.asarray(x))
-        h, e = (jax.nn.relu(y) if activation else y for y in results)
-        return self._with_residual(h, own), self._with_residual(e, edge_features)
-
-    def _with_residual(self, y: Array, rows: ArrayLike) -> Array:
-        is_added = self.residual and jnp.shape(rows)[-1] == self.out_features
-        return y + jnp.asarray(rows).astype(y.dtype) if is_added else y
+        y: tuple[Array, Array] = super().__call__(graph, x, edge_features, activation=activation)
+        return y
 
 
 class GatedGCN(GatedGCNOptions, base.Stack):
@@ -672,6 +679,7 @@ def _gen(
     learned_t: Any = axes(init="t", when="learn_t"),
     learned_p: Any = axes(init="p", when="learn_p"),
     learned_scale: Any = axes(init=1.0, when="learn_msg_scale"),
+    built_mlp: Any = NODE_MLP,
     reduce: str,
     t: float,
     p: float,
@@ -689,7 +697,8 @@ def _gen(
         y = reduced(g, m, reduce)
     if msg_norm:
         y = _message_norm(y, x_dst, learned_scale)
-    return y + (x_dst if root is None else root(x_dst))
+    y = y + (x_dst if root is None else root(x_dst))
+    return y if built_mlp is None else built_mlp(y)
 
 
 def _power_mean(g: Any, messages: Array, power: Any) -> Any:

@@ -112,8 +112,24 @@ class DenseAxes(NamedTuple):
             return None
         if self.copies is not None:
             return [self._replace(copies=None).value(perceptron) for perceptron in maps]
-        parts = [(layer.kernel[...], base.parameter_value(layer.bias)) for layer in maps]
-        return Perceptron(parts, self.activation)
+        return _perceptron_of(maps, self.activation)
+
+
+class NodeMLP(NamedTuple):
+    """Declaration of an `MLP` that the layer makes; the program gets it if it has no state."""
+
+    def make(self, *_: object) -> Any:
+        """Return a place for it."""
+        return nnx.data(None)
+
+    def value(self, mlp: Any) -> Perceptron | None:
+        """Return the maps; None without an MLP, or where one has norms or dropout."""
+        if mlp is None or mlp.norms or mlp.dropout_rate:
+            return None
+        return _perceptron_of(mlp.layers, jax.nn.relu)
+
+
+NODE_MLP = NodeMLP()
 
 
 def axes(
@@ -201,6 +217,11 @@ class Perceptron:
         return x
 
 
+def _perceptron_of(layers: Any, activation: Callable[[Array], Array]) -> Perceptron:
+    parts = [(layer.kernel[...], base.parameter_value(layer.bias)) for layer in layers]
+    return Perceptron(parts, activation)
+
+
 def dropout_key(
     dropout: nnx.Dropout, deterministic: bool | None, rngs: base.DropoutKeys
 ) -> Array | None:
@@ -247,7 +268,7 @@ class _Signature(NamedTuple):
     rows: dict[str, Axes]
     nodes: list[str]
     others: dict[str, str]
-    parameters: dict[str, Axes | DenseAxes]
+    parameters: dict[str, Axes | DenseAxes | NodeMLP]
     options: dict[str, Any]
 
 
@@ -263,7 +284,7 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
     for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
         default, hint = parameter.default, hints.get(name)
         if hint not in (Node, Edge, Global):
-            is_parameter = isinstance(default, Axes | DenseAxes)
+            is_parameter = isinstance(default, Axes | DenseAxes | NodeMLP)
             (signature.parameters if is_parameter else signature.options)[name] = default
             continue
         if name in _INPUT_AXES and default is parameter.empty:
@@ -327,6 +348,7 @@ class ProgramLayer(LinearOptions):
 
     structure: ClassVar[Any] = Graph
     _program: ClassVar[Callable[..., Any]]
+    _call_options: ClassVar[tuple[str, ...]] = ()  # options that a call passes
 
     in_features: int | tuple[int, int] = field(kw_only=False)
     out_features: int = field(kw_only=False)
@@ -394,6 +416,7 @@ class ProgramLayer(LinearOptions):
         if hasattr(self, "num_relations") and isinstance(graph, RelationalGraph):
             check_relations(graph, self.num_relations)
         signature = _signature_of(self._program)
+        call_options = {name: inputs.pop(name, None) for name in self._call_options}
         values = inputs | ({} if edge_features is None else {"edge_features": edge_features})
         for name in values:
             if name not in signature.nodes and name not in signature.others:
@@ -408,7 +431,7 @@ class ProgramLayer(LinearOptions):
             name: getattr(self, name)
             for name in signature.options
             if name != "dropout" and hasattr(self, name)
-        }
+        } | call_options
         if isinstance(x, tuple) and "add_self_loops" in options:  # nodes of two kinds differ
             options["add_self_loops"] = False
         run = functools.partial(_made_program(self._program, is_bipartite), graph, **options)
