@@ -21,6 +21,7 @@ from jax_gnn._ops.edge_region.row_program import SLOW
 from jax_gnn._ops.edge_region.walks import (
     EXACT_FLOPS,
     FLOPS,
+    FLOPS_PER_BYTE,
     FUNCTION_FLOPS,
     SLOW_FUNCTION_FLOPS,
 )
@@ -62,6 +63,10 @@ _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 # behind loads, as few warps issue both. Gradients make each product again, its transpose and its
 # sum over entries: the multiples of products and functions.
 _TILE_GRADIENT_PRODUCTS, _TILE_GRADIENT_FUNCTIONS = 4.5, 2.3
+# Time of regions of nodes over that of walks, in units of ops: products of nodes' rows take 1.6
+# times what is counted, as XLA copies and adds up results, and these regions 0.8 times.
+_NODE_REGION = 0.5
+_NODE_GRADIENTS = 3  # times the values: products again, their transposes, and gradients to matrices
 _MOVES = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "slice", "split", "squeeze"}
 _REACHED = 0.6  # share of the rates of memory, caches and matrix units that ops have in programs
 _MAX_HEADS = 8  # of weights by edge that are no rows
@@ -408,12 +413,11 @@ class Costs:
         return Cost.of("edge_region", *launches) if launches else Cost("edge_region", 0.0)
 
     def node_region(self, region: EdgeRegion, gradients: bool = False) -> Cost:
-        """Return the cost of a region of nodes as walks, or that of its gradients."""
-        flops = region.gradient_flops() if gradients else region.flops()
-        launches = [_arithmetic(flops * self.parts.rows[Space.NODE])]
-        if gradients:  # sums of blocks are added up
-            launches += [self._whole(x) for x in region.input_rows if x.is_shared]
-        return Cost.of("node_region", *launches)
+        """Return the cost of a region of nodes, or that of its gradients."""
+        moved = self._all(x for x in (*region.input_rows, *region.results) if not x.is_shared)
+        work = sum(self._tile_work(region)) + FLOPS_PER_BYTE * moved.moved
+        launch = _arithmetic(_NODE_REGION * work * (_NODE_GRADIENTS if gradients else 1))
+        return Cost.of("node_region", launch)
 
     def gradient_of_walks(self, region: EdgeRegion) -> float:
         """Return the microseconds that a region's gradients take beyond `gradient`, as walks.

@@ -116,8 +116,9 @@ def _multiply_tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -
     if not is_tall(rows, kernel, precision):
         return None
     if backend() == "cuda":
-        # XLA joins products of the same rows, and copies each out of the joined one.
-        rows = jax.lax.optimization_barrier(rows)  # type: ignore[no-untyped-call,unused-ignore]
+        # XLA joins products of the same rows, and copies each out of the joined one. A barrier for
+        # the rows alone would be the same for both.
+        rows, kernel = jax.lax.optimization_barrier((rows, kernel))  # type: ignore[no-untyped-call,unused-ignore]
     y = tall_matmul(rows, kernel)
     return y.reshape(y.shape[0], *shape)
 

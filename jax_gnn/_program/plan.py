@@ -148,6 +148,21 @@ class Plan:
         matcher.regions = regions
         return Costs(matcher, self.results).training() - self.training_time
 
+    @functools.cached_property
+    def _matcher_of_kernels(self) -> Matcher:
+        """The matcher without regions of nodes that a GPU has no kernels for, which ops make."""
+        regions = {
+            row: region
+            for row, region in self.matcher.regions.items()
+            if region.space is not Space.NODE
+            or math.isfinite(region.flops() + region.gradient_flops())
+        }
+        if len(regions) == len(self.matcher.regions):
+            return self.matcher
+        matcher = _matcher(self.results, self.parts, self.passes)
+        matcher.regions, matcher.softmaxes = regions, self.matcher.softmaxes
+        return matcher
+
     @property
     def materialized(self) -> list[Row]:
         """The rows that are made, each after the rows that it takes."""
@@ -200,7 +215,7 @@ class Plan:
 
     def _run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         with jax.named_scope(self.traced.name):
-            lowering = Lowering(Matrices(graph), self.matcher, self.sides, inputs)
+            lowering = Lowering(Matrices(graph), self._matcher_of_kernels, self.sides, inputs)
             return jax.tree.unflatten(self.traced.tree, lowering.results(self.results))
 
     @functools.cached_property

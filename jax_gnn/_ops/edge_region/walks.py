@@ -28,7 +28,6 @@ from jax_gnn._ops.edge_region.row_program import (
     Unsupported,
 )
 from jax_gnn._ops.edge_region.simplify import simplified
-from jax_gnn._ops.edge_region.tile_plan import MAX_STORED
 
 _MAX_SHORT = 4  # numbers of a row that is read again rather than stored
 _MAX_MASKS = 4  # that one walk stores for another
@@ -42,12 +41,11 @@ EXACT_FLOPS = 7.0
 # Times that a flop of a sum of products over all entries counts, where each warp has the sums in
 # registers, and where a block has them.
 _OWN_OUTER, _SHARED_OUTER = 1.5, 1.6
-_FLOPS_PER_BYTE = 45  # that take the time of a byte
+FLOPS_PER_BYTE = 45  # that take the time of a byte
 _STORED = 0.5  # of the time of a byte: one that a walk writes for another alone
 _OPERATION = 7.8  # flops that take the time of a lane's operation; fitted to ten walks on an H200
 _LAUNCH = 20_000  # flops that one more walk must save: 3 µs for 20,000 entries
 _NARROW = 16  # numbers of a row that lanes with parts of wide rows compute as a whole
-_WIDE = 1.3  # where values too wide for registers are computed again by each of their readers
 _BUSY_WARPS = 8  # that keep a multiprocessor's matrix units as busy as they get
 
 
@@ -112,7 +110,7 @@ def walks_of(program: RowProgram, edges_by_col: bool) -> list[Walk]:
             error = error or unsupported
             continue
         time = launch + sum(map(time_of, walks))
-        time += _STORED * _FLOPS_PER_BYTE * sum(_bytes_stored(walk, num_results) for walk in walks)
+        time += _STORED * FLOPS_PER_BYTE * sum(_bytes_stored(walk, num_results) for walk in walks)
         if time < shortest:
             best, shortest = walks, time
     if error is not None and not best:
@@ -244,7 +242,7 @@ def _with_factors(program: RowProgram, sums: Sequence[int]) -> tuple[RowProgram,
             stack += step.operands
             continue
         alone = replace(program, outputs=(Output(index, "edge", "none"),)).only([0])
-        if _work(alone) > 3 * _FLOPS_PER_BYTE * step.width * step.dtype.itemsize:
+        if _work(alone) > 3 * FLOPS_PER_BYTE * step.width * step.dtype.itemsize:
             values[index] = None  # cheaper written (as _work counts) and read than computed again
     stored = {output.value for output in program.outputs if output.dest == "edge"}
     added = [Output(value, "edge", "none") for value in values if value not in stored]
@@ -283,10 +281,7 @@ def time_of(walk: Walk) -> float:
 
 def _work(program: RowProgram, outer: float = _OWN_OUTER, slowdown: float = 1.0) -> float:
     """Return the arithmetic of an entry, and its bytes as arithmetic that takes their time."""
-    functions = (step for step in program.instructions if step.name in FUNCTIONS)
-    if has_tiles(program) and any(step.width > MAX_STORED for step in functions):
-        slowdown *= _WIDE
-    return slowdown * (_arithmetic(program, outer) + _FLOPS_PER_BYTE * _bytes_moved(program))
+    return slowdown * (_arithmetic(program, outer) + FLOPS_PER_BYTE * _bytes_moved(program))
 
 
 def _arithmetic(program: RowProgram, outer: float) -> float:
