@@ -23,6 +23,7 @@ from jax.typing import ArrayLike
 
 from flax_layers import _base as base
 from flax_layers._declaration import LinearOptions, ParameterFactory, check_positive
+from flax_layers.mlp import MLP
 from flax_layers.relational import check_relations
 from jax_gnn import Batch, Edge, Global, Graph, Hypergraph, Node, RelationalGraph, program
 from jax_gnn.extend import as_array, check_callable, check_instance, described
@@ -123,8 +124,8 @@ class NodeMLP(NamedTuple):
         return nnx.data(None)
 
     def value(self, mlp: Any) -> Perceptron | None:
-        """Return the maps; None without an MLP, or where one has norms or dropout."""
-        if mlp is None or mlp.norms or mlp.dropout_rate:
+        """Return the maps; None for a user's module, and where there are norms or dropout."""
+        if type(mlp) is not MLP or mlp.norms or mlp.dropout_rate:
             return None
         return _perceptron_of(mlp.layers, jax.nn.relu)
 
