@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from flax_layers._declaration import ParameterFactory
 from flax_layers.edge_layers import check_one_width, check_same_width, reduced, summed
 from flax_layers.graph import GCNNormalization, gcn_norm
 from flax_layers.program_conv import ProgramLayer, Reduction, axes, dense
-from jax_gnn import Edge, Graph, Node, program
+from jax_gnn import Edge, Graph, Node, dot_attention, program
 from jax_gnn.extend import accumulator_dtype, as_array, check_instance
 
 SuperGATScores = Literal["MX", "SD"]
@@ -62,6 +63,18 @@ def _agnn(
     return softmax_with_self(g, score, g.src(x_src), self_score, x_dst)
 
 
+def _agnn_with_self(graph: Graph, *, x_src: Array, beta: Array | None, **_: bool) -> Array:
+    """Compute `_agnn` by the op of attention, whose logsumexp gives a node's weight for itself."""
+    scale = 1 if beta is None else beta
+    unit = base.unit_rows(x_src)
+    query, value = unit[:, None], x_src[:, None]
+    y, lse = dot_attention(graph, query, query, value, scale=scale, return_lse=True)
+    wide = lse.dtype
+    self_score = scale * jnp.square(unit.astype(wide)).sum(-1, keepdims=True)
+    share = jax.nn.sigmoid(self_score - lse)
+    return ((1 - share) * y[:, 0].astype(wide) + share * x_src.astype(wide)).astype(x_src.dtype)
+
+
 class AGNNConv(ProgramLayer, program=_agnn):
     """Attention by cosines: ``Σ softmax(beta cos(x_i, x_j)) x_j``.
 
@@ -85,6 +98,10 @@ class AGNNConv(ProgramLayer, program=_agnn):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_same_width(self, "both ends", check_one_width(self))
         super()._make_parameters(factory)
+
+    def _function(self, is_bipartite: bool) -> Callable[..., Any]:
+        has_self = self.add_self_loops and not is_bipartite
+        return _agnn_with_self if has_self else super()._function(is_bipartite)
 
 
 def _super_gat(

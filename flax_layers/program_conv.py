@@ -435,7 +435,7 @@ class ProgramLayer(LinearOptions):
         } | call_options
         if isinstance(x, tuple) and "add_self_loops" in options:  # nodes of two kinds differ
             options["add_self_loops"] = False
-        run = functools.partial(_made_program(self._program, is_bipartite), graph, **options)
+        run = functools.partial(self._function(is_bipartite), graph, **options)
         has_dropout = "dropout" in signature.options
         key = dropout_key(self.dropout, deterministic, rngs) if has_dropout else None
 
@@ -448,6 +448,11 @@ class ProgramLayer(LinearOptions):
             return self._over_batch(apply, rows, key)
 
     # --- Steps of a call -----------------------------------------------------------------------
+
+    def _function(self, is_bipartite: bool) -> Callable[..., Any]:
+        """Return the function of the graph, inputs, parameters and options: the program."""
+        run: Callable[..., Any] = _made_program(self._program, is_bipartite)
+        return run
 
     def _rows(
         self, structure: ProgramGraph, values: Mapping[str, Any]
