@@ -52,18 +52,13 @@ def _agnn(
     x_dst: Node,
     *,
     beta: Any = axes(init=1.0, when="learn_beta"),
-    add_self_loops: bool,
 ) -> Any:
-    scale = 1 if beta is None else beta
     src, dst = base.unit_rows(x_src), base.unit_rows(x_dst)
-    score = scale * jnp.sum(g.src(src) * g.dst(dst), -1, keepdims=True)
-    if not add_self_loops:
-        return g.sum(g.softmax(score) * g.src(x_src))
-    self_score = scale * jnp.sum(dst * dst, -1, keepdims=True)
-    return softmax_with_self(g, score, g.src(x_src), self_score, x_dst)
+    score = (1 if beta is None else beta) * jnp.sum(g.src(src) * g.dst(dst), -1, keepdims=True)
+    return g.sum(g.softmax(score) * g.src(x_src))
 
 
-def _agnn_with_self(graph: Graph, *, x_src: Array, beta: Array | None, **_: bool) -> Array:
+def _agnn_with_self(graph: Graph, *, x_src: Array, beta: Array | None) -> Array:
     """Compute `_agnn` by the op of attention, whose logsumexp gives a node's weight for itself."""
     scale = 1 if beta is None else beta
     unit = base.unit_rows(x_src)
