@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
 from jax_gnn.datasets._check import MAX_SIZE
 from jax_gnn.datasets._dataset import RelationalDataset
-from jax_gnn.datasets._lines import integers, is_blank, read_lines
+from jax_gnn.datasets._lines import integers, read_lines, rows_of
 
 
 def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
@@ -51,7 +50,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
         links = np.array(
             [
                 (*integers(number, node, row[:2], 0, stop), *_ids(number, "a relation", row[2]))
-                for number, row in _rows(links_path, 4)
+                for number, row in rows_of(read_lines(links_path), 4)
             ],
             np.int64,
         ).reshape(-1, 3)
@@ -59,7 +58,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
     labelled: dict[int, tuple[str, int, list[int]]] = {}
     for file in label_paths:
         with errors_in(file):
-            for number, row in _rows(file, 4):
+            for number, row in rows_of(read_lines(file), 4):
                 (i,) = integers(number, node, row[:1], 0, stop)
                 (kind,) = _ids(number, "a type", row[2])
                 classes = _ids(number, "classes", *row[3].split(","))
@@ -129,7 +128,7 @@ def _types(path: Path) -> np.ndarray:
     """Read the type of each node."""
     with errors_in(path):
         types: dict[int, int] = {}
-        for number, row in _rows(path, 3, 4):
+        for number, row in rows_of(read_lines(path), 3, 4):
             (node,) = _ids(number, "a node", row[0])
             if node in types:
                 raise ValueError(f"line {number}: node {node} is there twice")
@@ -139,17 +138,6 @@ def _types(path: Path) -> np.ndarray:
             missing = next(node for node in range(len(types)) if node not in types)
             raise ValueError(f"node {missing} has no line, but node {max(types)} has one")
         return np.array([types[node] for node in range(len(types))], np.int32)
-
-
-def _rows(path: Path, *columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of a table separated by tabs, with their numbers."""
-    for number, line in read_lines(path):
-        if not is_blank(line):
-            row = line.split("\t")
-            if len(row) not in columns:
-                expected = " or ".join(map(str, columns))
-                raise ValueError(f"line {number}: expected {expected} columns, got {len(row)}")
-            yield number, row
 
 
 def _ids(number: int, what: str, *fields: str) -> list[int]:

@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 _BLANKS = " \t"
@@ -40,6 +40,17 @@ def read_lines(path: Path, max_bytes: int = 2**62) -> Iterator[tuple[int, str]]:
 def is_blank(line: str) -> bool:
     """Return whether a line is empty; other white space than ASCII's may be a name."""
     return not line.strip(_BLANKS)
+
+
+def rows_of(lines: Iterable[tuple[int, str]], *columns: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each line that is not blank, separated by tabs, and its number."""
+    for number, line in lines:
+        if not is_blank(line):
+            row = line.split("\t")
+            if len(row) not in columns:
+                expected = " or ".join(map(str, columns))
+                raise ValueError(f"line {number}: expected {expected} columns, got {len(row)}")
+            yield number, row
 
 
 def integers(number: int, what: str, fields: Sequence[str], start: int, stop: int) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
 from jax_gnn.datasets._dataset import RelationalDataset
-from jax_gnn.datasets._lines import is_blank, read_lines
+from jax_gnn.datasets._lines import is_blank, read_lines, rows_of
 
 _MAX_LINE = 2**20
 _TERM_BYTES = 512  # of a term as a string and as a key, in addition to its characters
@@ -181,11 +181,6 @@ def _labels(path: Path) -> Iterator[tuple[int, str, str]]:
         raise ValueError(
             f"line 1: expected the columns id, a node and label..., got {columns!r:.200}"
         )
-    for number, line in lines:
-        if is_blank(line):
-            continue
-        row = line.split("\t")
-        if len(row) != len(columns):
-            raise ValueError(f"line {number}: expected {len(columns)} columns, got {len(row)}")
+    for number, row in rows_of(lines, len(columns)):
         term = f"<{_unescaped(row[node[0]])}>"
         yield number, term, re.sub(r"^([0-9]+)\.0$", r"\1", row[label[0]])
