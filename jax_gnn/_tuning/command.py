@@ -27,6 +27,7 @@ from jax_gnn.relational import RelationalGraph
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _FLUSHES = 4
 _REPEATS = 7
+_NODES = "src", "dst", "node_idx"  # arrays of ids of nodes in files
 _NOISE = 0.03  # minimum gain of a schedule over that of the rule
 
 FAMILIES = {
@@ -183,17 +184,14 @@ def _edges(args: argparse.Namespace) -> segment.Edges:
 
 def _read_edges(path: Path) -> segment.Edges:
     (src, dst), num_nodes = _read_ids(path, "src", "dst")
-    num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
     order = np.argsort(dst, kind="stable")
     return segment.Edges(dst[order], src[order], num_nodes, num_nodes)
 
 
 def _hypergraph(args: argparse.Namespace) -> Hypergraph:
     if not _is_synthetic(args, "nodes", "edges", "hyperedges"):
-        (node_idx, hyperedge_idx), num_nodes = _read_ids(args.data, "node_idx", "hyperedge_idx")
-        return Hypergraph.from_incidence(
-            node_idx, hyperedge_idx, num_nodes=max(num_nodes, int(node_idx.max()) + 1)
-        )
+        ids, num_nodes = _read_ids(args.data, "node_idx", "hyperedge_idx")
+        return Hypergraph.from_incidence(*ids, num_nodes=num_nodes)
     nodes = power_law_edges(args.nodes, args.edges).rows
     hyperedges = np.random.default_rng(1).integers(args.hyperedges, size=args.edges)
     return Hypergraph.from_incidence(
@@ -204,7 +202,6 @@ def _hypergraph(args: argparse.Namespace) -> Hypergraph:
 def _relational(args: argparse.Namespace) -> RelationalGraph:
     if not _is_synthetic(args, "nodes", "edges", "relations"):
         (src, rel, dst), num_nodes = _read_ids(args.data, "src", "rel", "dst")
-        num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
         return RelationalGraph.from_triples(src, rel, dst, num_nodes)
     edges = power_law_edges(args.nodes, args.edges)
     types = np.random.default_rng(1).integers(args.relations, size=args.edges)
@@ -243,7 +240,7 @@ def _group_sizes(args: argparse.Namespace) -> np.ndarray:
 
 
 def _read_ids(path: Path, *names: str) -> tuple[list[np.ndarray], int]:
-    """Read arrays of ids of one length, and the number of nodes, or 0 if the file has none."""
+    """Read arrays of ids of one length, and the number of nodes: more than the largest id."""
     with _blame("--data", path):
         arrays = read_npz(path, "an .npz file", (*names, "num_nodes"))
         columns = [_whole_numbers(name, arrays[name]) for name in names]
@@ -254,7 +251,8 @@ def _read_ids(path: Path, *names: str) -> tuple[list[np.ndarray], int]:
         if len({ids.shape for ids in columns}) > 1 or not columns[0].size:
             shapes = ", ".join(str(ids.shape) for ids in columns)
             raise ValueError(f"{' and '.join(names)} must be as many ids, got shapes {shapes}")
-    return columns, num_nodes
+    largest = max(ids.max() for name, ids in zip(names, columns, strict=True) if name in _NODES)
+    return columns, max(num_nodes, int(largest) + 1)
 
 
 def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
