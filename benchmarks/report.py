@@ -236,7 +236,7 @@ def _comparison(document: Document, shown: Callable[..., str]) -> list[str]:
 def _means(document: Document) -> list[str]:
     means = summary(document)
     if not means:
-        return [f"{OURS} was not timed."]
+        return [f"There is no case in which {OURS} and a peer were timed."]
     modes = list(dict.fromkeys(case["mode"] for case in document["cases"]))
     rows = [[name, *(_times(of.get(mode)) for mode in modes)] for name, of in means.items()]
     fractions = [_times(_floor_fraction(document, mode)) for mode in modes]

@@ -60,11 +60,11 @@ def _agnn(
 
 def _agnn_with_self(graph: Graph, *, x_src: Array, beta: Array | None) -> Array:
     """Compute `_agnn` by the op of attention, whose logsumexp gives a node's weight for itself."""
-    scale = 1 if beta is None else beta
+    wide = accumulator_dtype(x_src.dtype)
+    scale = jnp.ones((), wide) if beta is None else beta.astype(wide)
     unit = base.unit_rows(x_src)
     query, value = unit[:, None], x_src[:, None]
     y, lse = dot_attention(graph, query, query, value, scale=scale, return_lse=True)
-    wide = lse.dtype
     self_score = scale * jnp.square(unit.astype(wide)).sum(-1, keepdims=True)
     share = jax.nn.sigmoid(self_score - lse)
     return ((1 - share) * y[:, 0].astype(wide) + share * x_src.astype(wide)).astype(x_src.dtype)
