@@ -73,6 +73,7 @@ class _MLPLayer(ProgramLayer):
     """
 
     built_mlp: MLP | None = field(init=False)
+    _mlp_in_program: ClassVar[bool] = False
 
     def __call__(  # type: ignore[override]  # names arguments that the base leaves open
         self,
@@ -109,7 +110,7 @@ class _MLPLayer(ProgramLayer):
         if node_mask is not None:
             count = graph.num_dst if isinstance(x, tuple) else base.num_rows(graph)
             mask = check_mask("node_mask", node_mask, count)[: graph.num_dst]
-        if NODE_MLP.value(self.built_mlp) is not None:
+        if self._mlp_in_program and NODE_MLP.value(self.built_mlp) is not None:
             return y
         mlp = self.built_mlp if getattr(self, "mlp", None) is None else self.mlp  # type: ignore[attr-defined]
         check_statistics(self, mlp, graph, mask, deterministic)
@@ -165,6 +166,8 @@ class GINEConv(GINEOptions, _MLPLayer, program=_gine):
         >>> conv(graph, jnp.ones((3, 4)), jnp.ones((3, 2))).shape
         (3, 8)
     """
+
+    _mlp_in_program = True
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         src = check_one_width(self)
@@ -679,7 +682,6 @@ def _gen(
     learned_t: Any = axes(init="t", when="learn_t"),
     learned_p: Any = axes(init="p", when="learn_p"),
     learned_scale: Any = axes(init=1.0, when="learn_msg_scale"),
-    built_mlp: Any = NODE_MLP,
     reduce: str,
     t: float,
     p: float,
@@ -697,8 +699,7 @@ def _gen(
         y = reduced(g, m, reduce)
     if msg_norm:
         y = _message_norm(y, x_dst, learned_scale)
-    y = y + (x_dst if root is None else root(x_dst))
-    return y if built_mlp is None else built_mlp(y)
+    return y + (x_dst if root is None else root(x_dst))
 
 
 def _power_mean(g: Any, messages: Array, power: Any) -> Any:

@@ -63,9 +63,9 @@ _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 # behind loads, as few warps issue both. Gradients make each product again, its transpose and its
 # sum over entries: the multiples of products and functions.
 _TILE_GRADIENT_PRODUCTS, _TILE_GRADIENT_FUNCTIONS = 4.5, 2.3
-# Time of regions of nodes over that of walks, in units of ops: products of nodes' rows take 1.6
-# times what is counted, as XLA copies and adds up results, and these regions 0.8 times.
-_NODE_REGION = 0.5
+# Time of regions of nodes over that of their walks as counted, where maps share rows: XLA, which
+# copies and adds up results, takes 1.6 times what is counted for these.
+_SHARED_MAPS = 0.5
 _NODE_GRADIENTS = 3  # times the values: products again, their transposes, and gradients to matrices
 _MOVES = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "slice", "split", "squeeze"}
 _REACHED = 0.6  # share of the rates of memory, caches and matrix units that ops have in programs
@@ -416,7 +416,10 @@ class Costs:
         """Return the cost of a region of nodes, or that of its gradients."""
         moved = self._all(x for x in (*region.input_rows, *region.results) if not x.is_shared)
         work = sum(self._tile_work(region)) + FLOPS_PER_BYTE * moved.moved
-        launch = _arithmetic(_NODE_REGION * work * (_NODE_GRADIENTS if gradients else 1))
+        rows = [x for row in region.members if linear_maps_of(row) for x in row.operands]
+        rows = [x for x in rows if not x.is_shared]
+        work *= _SHARED_MAPS if len(set(rows)) < len(rows) else 1
+        launch = _arithmetic(work * (_NODE_GRADIENTS if gradients else 1))
         return Cost.of("node_region", launch)
 
     def gradient_of_walks(self, region: EdgeRegion) -> float:

@@ -38,7 +38,7 @@ _MAX_SHARE = 0.85
 _TIME_OF_EDGE_ARRAYS = 1.2
 # Times the best plan's time, up to which another plan may be better once its kernels are generated.
 _PROMISING = 1.2
-_ALWAYS = ("cse", "hoist_slices", "factor_scales")  # passes that only gain
+_ALWAYS = ("cse", "factor_scales")  # passes that only gain
 _MAX_PLANS = 4  # whose kernels are generated to choose one for gradients
 
 

@@ -40,7 +40,8 @@ EXACT_FLOPS = 7.0
 
 # Times that a flop of a sum of products over all entries counts, where each warp has the sums in
 # registers, and where a block has them.
-_OWN_OUTER, _SHARED_OUTER = 1.5, 1.6
+_OWN_OUTER, _SHARED_OUTER = 1.5, 4.0
+_ALONE_OUTER = 1.6  # the latter in a walk that has nothing but sums over all entries
 FLOPS_PER_BYTE = 45  # that take the time of a byte
 _STORED = 0.5  # of the time of a byte: one that a walk writes for another alone
 _OPERATION = 7.8  # flops that take the time of a lane's operation; fitted to ten walks on an H200
@@ -275,7 +276,9 @@ def time_of(walk: Walk) -> float:
     if not has_tiles(walk.program):
         return max(_work(walk.program), _OPERATION * kernel.cost)
     warps = kernel.blocks * kernel.threads // WARP
-    outer = _OWN_OUTER if kernel.own_sums else _SHARED_OUTER
+    is_alone = all(output.dest == "all" for output in walk.program.outputs)
+    shared_outer = _ALONE_OUTER if is_alone else _SHARED_OUTER
+    outer = _OWN_OUTER if kernel.own_sums else shared_outer
     return _work(walk.program, outer, max(1.0, _BUSY_WARPS / warps))
 
 

@@ -11,7 +11,6 @@ from jax_gnn._program.passes.contraction_order import contraction_order
 from jax_gnn._program.passes.cse import cse
 from jax_gnn._program.passes.factor_scales import factor_scales
 from jax_gnn._program.passes.hoist_linear_maps import distribute, hoist_linear_maps
-from jax_gnn._program.passes.hoist_slices import hoist_slices
 from jax_gnn._program.passes.inline_pairs import inline_pairs
 from jax_gnn._program.passes.split_softmax import split_softmax
 from jax_gnn._program.rows import Row
@@ -21,7 +20,6 @@ FOR_REGIONS = ("split_softmax", "inline_pairs")
 """Passes that gain only where edge regions take what they make."""
 PASSES = (
     "cse",
-    "hoist_slices",
     "factor_scales",
     "hoist_linear_maps",
     "contraction_order",
@@ -34,7 +32,6 @@ DISTRIBUTE = "distribute"
 # The order of products is chosen between compactions: what edges read decides what it costs.
 _SEQUENCE = (
     "cse",
-    "hoist_slices",
     "factor_scales",
     "split_softmax",
     "hoist_linear_maps",
@@ -71,8 +68,6 @@ def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]
     match name:
         case "cse":
             return cse(results)
-        case "hoist_slices":
-            return hoist_slices(results)
         case "factor_scales":
             return factor_scales(results)
         case "split_softmax":
