@@ -55,9 +55,9 @@ def concatenated(g, x: Node, a, b, c, bias):
     return g.max(jax.nn.relu(pair @ jnp.concatenate([a, b]) + bias)) + (x @ c) @ a
 
 
-def arguments(rng, graph, width=12):
+def arguments(rng, graph, width=12, dtype="float32"):
     shapes = [(graph.num_nodes, width), *[(width, width)] * 3, (width,)]
-    return [jnp.asarray(rng.normal(size=shape) / 4, jnp.float32) for shape in shapes]
+    return [jnp.asarray(rng.normal(size=shape) / 4, dtype) for shape in shapes]
 
 
 def all_of(run, graph, arrays):
@@ -81,18 +81,19 @@ def assert_close(got, want, tolerance=3e-3):
         assert np.linalg.norm(a - b) <= tolerance * max(np.linalg.norm(b), 1e-3), i
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("padding", [0, 7, 300])
 @pytest.mark.parametrize("width", [12, 33])
 @pytest.mark.parametrize("function", [gated, perceptron, concatenated])
-def test_values_and_gradients(function, width, padding, regions, rng):
+def test_values_and_gradients(function, width, padding, dtype, regions, rng):
     graph = random_graph(rng, Sizes(40, 300, padding=padding))
-    arrays = arguments(rng, graph, width)
+    arrays = arguments(rng, graph, width, dtype)
     got = jax.jit(lambda *x: all_of(program(function), graph, x))(*arrays)
     assert regions
     with jax.enable_x64(True):
-        exact = [jnp.asarray(np.asarray(x), jnp.float64) for x in arrays]
+        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in arrays]
         want = jax.jit(lambda *x: all_of(program(function).reference, graph, x))(*exact)
-    assert_close(got, want)
+    assert_close(got, want, 3e-3 if dtype == "float32" else 6e-2)
 
 
 def test_rows_that_no_edge_reads_do_not_count(regions, rng):
