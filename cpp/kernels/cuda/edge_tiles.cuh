@@ -333,7 +333,8 @@ __device__ __forceinline__ void load_matrix(const T* from, int start, int down, 
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = rows[b] + (by_rows ? e : 0), column = columns[b] + (by_rows ? 0 : e);
-        fragment[in_fragment(row % 8 + column % 8 * 8)] = Split<kPrecise>::kept(widen(numbers[b][e]));
+        fragment[in_fragment(row % 8 + column % 8 * 8)] =
+            Split<kPrecise>::kept(widen(numbers[b][e]));
       }
     }
   }
