@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = {"jax_gnn": 57_821, "flax_layers": 20_534, "tests": 52_712, "cpp": 25_698}
+MAX_LINES = {"jax_gnn": 57_821, "flax_layers": 20_534, "tests": 52_724, "cpp": 25_698}
 SOURCES = {".py", ".cc", ".cu", ".cuh", ".h"}
 
 
